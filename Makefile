@@ -1,0 +1,54 @@
+# make demo and make test are all a fresh machine with Python 3.11 needs.
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+VENV ?= .venv
+PIP_ARGS ?=
+RUN := $(VENV)/bin
+PIP_INSTALL := $(RUN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) -c constraints.txt
+
+# two threads on busy cores can be far slower than one
+export OMP_NUM_THREADS = 1
+
+.PHONY: demo test test-all lint bench mutants docs clean
+
+demo: $(VENV)/.core
+	$(RUN)/fusevlm demo $(ARGS)
+
+test: $(VENV)/.test
+	$(RUN)/python -m pytest -m "not slow" $(ARGS)
+
+test-all: lint $(VENV)/.docs
+	$(RUN)/python -m pytest -m slow $(ARGS)
+
+lint: $(VENV)/.test
+	$(RUN)/ruff check .
+	$(RUN)/ruff format --check .
+	$(RUN)/mypy
+
+bench: $(VENV)/.test
+	$(RUN)/python -m benchmarks $(ARGS)
+
+mutants: $(VENV)/.test
+	$(RUN)/python -m tests.mutants $(ARGS)
+
+docs: $(VENV)/.docs
+	$(RUN)/mkdocs build --strict --quiet --site-dir site
+
+clean:
+	rm -rf $(VENV) site runs .pytest_cache .mypy_cache .ruff_cache
+
+$(VENV)/.made:
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "fusevlm needs Python 3.11 or newer; say make PYTHON=/path/to/python3.11")'
+	$(PYTHON) -m venv $(VENV)
+	touch $@
+
+$(VENV)/.core: $(VENV)/.made pyproject.toml constraints.txt
+	$(PIP_INSTALL) -e .
+	touch $@
+
+$(VENV)/.test: $(VENV)/.core
+	$(PIP_INSTALL) -e '.[test]'
+	touch $@
+
+$(VENV)/.docs: $(VENV)/.test
+	$(PIP_INSTALL) -e '.[docs]'
+	touch $@

@@ -1,0 +1,58 @@
+"""fusevlm tells you when to trust a vision-language model.
+
+Names are loaded on first use, so ``import fusevlm`` costs next to nothing.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fusevlm import metrics, simulate, thresholds
+    from fusevlm.errors import FuseError
+    from fusevlm.fuse import Fuse
+    from fusevlm.maths.evidence import semantic_evidence
+    from fusevlm.maths.wishart import wishart_moments
+    from fusevlm.types import Decisions, Samples, Scores
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Decisions",
+    "Fuse",
+    "FuseError",
+    "Samples",
+    "Scores",
+    "__version__",
+    "metrics",
+    "semantic_evidence",
+    "simulate",
+    "thresholds",
+    "wishart_moments",
+]
+
+_HOME = {
+    "Decisions": "fusevlm.types:Decisions",
+    "Fuse": "fusevlm.fuse:Fuse",
+    "FuseError": "fusevlm.errors:FuseError",
+    "Samples": "fusevlm.types:Samples",
+    "Scores": "fusevlm.types:Scores",
+    "metrics": "fusevlm.metrics",
+    "semantic_evidence": "fusevlm.maths.evidence:semantic_evidence",
+    "simulate": "fusevlm.simulate",
+    "thresholds": "fusevlm.thresholds",
+    "wishart_moments": "fusevlm.maths.wishart:wishart_moments",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'fusevlm' has no attribute {name!r}")
+    module, _, attribute = _HOME[name].partition(":")
+    loaded = import_module(module)
+    return getattr(loaded, attribute) if attribute else loaded
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,116 @@
+"""From a score to P(wrong): min–max, Platt, isotonic; and their small logistic regression."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from fusevlm.checks import BoolArray, FloatArray
+from fusevlm.errors import InputError
+
+
+@dataclass(frozen=True)
+class MinMax:
+    """(u − low)/(high − low), clipped to [0, 1]: the paper's "normalised" u*."""
+
+    low: float
+    high: float
+
+    def __call__(self, u: FloatArray) -> FloatArray:
+        return np.clip((u - self.low) / (self.high - self.low), 0.0, 1.0)
+
+
+@dataclass(frozen=True)
+class Platt:
+    """sigmoid(intercept + slope·u)."""
+
+    intercept: float
+    slope: float
+
+    def __call__(self, u: FloatArray) -> FloatArray:
+        return sigmoid(self.intercept + self.slope * u)
+
+
+@dataclass(frozen=True)
+class Isotonic:
+    """A non-decreasing piecewise-linear map through (u, p), constant outside their range."""
+
+    u: FloatArray
+    p: FloatArray
+
+    def __call__(self, u: FloatArray) -> FloatArray:
+        return np.interp(u, self.u, self.p)
+
+
+ScoreMap = MinMax | Platt | Isotonic
+
+
+def fit_min_max(u: FloatArray) -> MinMax:
+    """The range of ``u`` on calibration queries."""
+    low, high = float(u.min()), float(u.max())
+    if not high > low:
+        raise InputError(
+            f"all {len(u)} calibration scores are {low:g}: they cannot be normalised. "
+            f"Calibrate on queries of different difficulty."
+        )
+    return MinMax(low, high)
+
+
+def fit_platt(u: FloatArray, wrong: BoolArray) -> Platt:
+    """Platt scaling with his smoothed targets (N₊+1)/(N₊+2) and 1/(N₋+2): always finite."""
+    n_wrong = int(wrong.sum())
+    n_right = len(wrong) - n_wrong
+    targets = np.where(wrong, (n_wrong + 1) / (n_wrong + 2), 1 / (n_right + 2))
+    centre, scale = float(u.mean()), float(u.std()) or 1.0
+    beta = logistic_regression(((u - centre) / scale)[:, None], targets)
+    slope = float(beta[1]) / scale
+    return Platt(float(beta[0]) - slope * centre, slope)
+
+
+def fit_isotonic(u: FloatArray, wrong: BoolArray) -> Isotonic:
+    """Least-squares non-decreasing fit of the error rate; equal scores share one value."""
+    from scipy.optimize import isotonic_regression
+
+    values, index = np.unique(u, return_inverse=True)
+    size = np.bincount(index).astype(np.float64)
+    rate = np.bincount(index, weights=wrong.astype(np.float64)) / size
+    return Isotonic(values, np.asarray(isotonic_regression(rate, weights=size).x))
+
+
+def sigmoid(x: FloatArray) -> FloatArray:
+    """1/(1+e^{−x}) without overflow."""
+    from scipy.special import expit
+
+    return np.asarray(expit(x))
+
+
+def logistic_regression(X: FloatArray, y: FloatArray, ridge: float = 1e-6) -> FloatArray:
+    """Coefficients [1+K] (intercept first) minimising the cross-entropy to targets y in [0, 1].
+
+    Newton's method with step halving. ``ridge``·|β|²/2 on the slopes, per observation, keeps
+    separable data finite; give columns of unit scale.
+    """
+    design = np.column_stack([np.ones(len(X)), X])
+    penalty = ridge * len(X) * np.r_[0.0, np.ones(X.shape[1])]
+
+    def cost(beta: FloatArray) -> float:
+        logits = design @ beta
+        loss = np.logaddexp(0.0, logits) - y * logits
+        return float(loss.sum() + 0.5 * penalty @ beta**2)
+
+    rate = float(np.clip(y.mean(), 1e-6, 1 - 1e-6))
+    beta = np.r_[np.log(rate / (1 - rate)), np.zeros(X.shape[1])]
+    now = cost(beta)
+    for _ in range(100):
+        p = sigmoid(design @ beta)
+        gradient = design.T @ (p - y) + penalty * beta
+        hessian = (design.T * (p * (1 - p))) @ design + np.diag(penalty + 1e-12)
+        step = np.linalg.solve(hessian, gradient)
+        scale = 1.0
+        while (after := cost(beta - scale * step)) > now and scale > 1e-10:
+            scale /= 2
+        beta, before, now = beta - scale * step, now, after
+        if before - now <= 1e-13 * (1 + abs(now)):
+            break
+    return np.asarray(beta)

@@ -1,0 +1,309 @@
+"""When to answer: thresholds θ on the score, answer iff u ≤ θ, with and without a guarantee.
+
+======================  ==========================================================================
+rule                    what holds for the true risk R(θ) = P(wrong | u ≤ θ)
+======================  ==========================================================================
+``empirical``           nothing: R exceeds the wanted risk every second time (the paper's rule)
+``quantile``            nothing about risk; coverage is about the wanted one
+``learn_then_test``     P(R(θ) > risk) ≤ delta, exact binomial tests in a fixed sequence
+``hoeffding_bentkus``   the same for graded losses in [0, 1]
+``clopper_pearson``     the same, and the bound holds at every candidate at once (a union bound)
+``paper_bound``         P(R(θ) > empirical risk + ε) ≤ delta, the paper's loose ε
+======================  ==========================================================================
+
+Guarantees assume that calibration and future queries are exchangeable. They are exact for any score
+when the candidates are fixed beforehand: pass ``grid``, for example scores of queries that are not
+in the calibration set. Without ``grid`` the observed scores are the candidates; that is exact too
+as long as risk does not fall when θ grows past its first crossing of the wanted risk.
+A rule with nothing to offer returns θ = −inf: always abstain.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from fusevlm import checks
+from fusevlm.checks import BoolArray, FloatArray, IntArray
+from fusevlm.errors import InputError
+from fusevlm.maths import bounds
+
+START_COVERAGE = 0.2  # where a fixed sequence over observed scores begins, chosen by simulation
+
+
+@dataclass(frozen=True)
+class Threshold:
+    """Answer iff u ≤ ``threshold``; ``-inf`` means always abstain."""
+
+    threshold: float
+    rule: str
+    coverage: float  # share of calibration queries answered
+    empirical_risk: float | None  # share of those that were wrong; None when none was answered
+    guaranteed_risk: float | None  # R(θ) is at most this with probability 1 − delta
+    risk: float | None  # the wanted risk
+    delta: float | None
+    n_calibration: int
+
+    @property
+    def feasible(self) -> bool:
+        """Whether anything is answered at all."""
+        return self.threshold > -np.inf
+
+    def answers(self, u: Any) -> BoolArray:
+        """Which of the scores ``u`` are answered."""
+        return np.asarray(checks.vector(u, "u") <= self.threshold)
+
+
+@dataclass(frozen=True)
+class _Candidates:
+    """Candidate thresholds, ascending, with the answered count and the loss at each."""
+
+    theta: FloatArray
+    answered: IntArray
+    loss: FloatArray
+    n: int
+
+    def chosen(
+        self,
+        index: int | None,
+        rule: str,
+        *,
+        risk: float | None,
+        delta: float | None,
+        guaranteed: float | None,
+    ) -> Threshold:
+        if index is None:
+            return Threshold(-np.inf, rule, 0.0, None, None, risk, delta, self.n)
+        m = int(self.answered[index])
+        return Threshold(
+            float(self.theta[index]),
+            rule,
+            m / self.n,
+            float(self.loss[index]) / m if m else None,
+            guaranteed,
+            risk,
+            delta,
+            self.n,
+        )
+
+
+def empirical(u: Any, wrong: Any, *, risk: float) -> Threshold:
+    """The paper's θ* = sup{θ : R̂(θ) ≤ risk}, which is not monotone in θ. No guarantee."""
+    risk = checks.fraction(risk, "risk")
+    found = _candidates(u, checks.labels(wrong))
+    feasible = np.flatnonzero(found.loss <= risk * found.answered)
+    return found.chosen(_last(feasible), "empirical", risk=risk, delta=None, guaranteed=None)
+
+
+def quantile(u: Any, *, coverage: float) -> Threshold:
+    """θ* = inf{θ : share answered ≥ coverage} (the paper's ablation). Needs no labels."""
+    coverage = checks.fraction(coverage, "coverage")
+    scores = checks.vector(u, "u")
+    index = int(np.ceil(coverage * len(scores) - 1e-9)) - 1
+    theta = float(np.sort(scores)[index])
+    share = float(np.mean(scores <= theta))
+    return Threshold(theta, "quantile", share, None, None, None, None, len(scores))
+
+
+def learn_then_test(
+    u: Any, wrong: Any, *, risk: float, delta: float = 0.1, grid: Any = None
+) -> Threshold:
+    """The largest θ certified by exact binomial tests in a fixed sequence (Angelopoulos et al.).
+
+    H_θ: R(θ) > risk has the p-value P(Bin(m, risk) ≤ errors). Candidates are tested from low to
+    high θ, each at level delta, until the first that is not rejected. With ``grid`` the sequence is
+    the grid; without, it is the observed scores from 20 % coverage on.
+    Differs from the paper: its empirical rule has no guarantee.
+    """
+    risk, delta = checks.fraction(risk, "risk"), checks.fraction(delta, "delta")
+    found = _candidates(u, checks.labels(wrong), grid, start=_start(risk, delta))
+    p = bounds.binomial_p_value(found.loss, found.answered, risk)
+    return found.chosen(
+        _fixed_sequence(p, delta), "learn_then_test", risk=risk, delta=delta, guaranteed=risk
+    )
+
+
+def hoeffding_bentkus(
+    u: Any, loss: Any, *, risk: float, delta: float = 0.1, grid: Any = None
+) -> Threshold:
+    """:func:`learn_then_test` for a graded ``loss`` in [0, 1], such as 1 − soft VQA accuracy."""
+    risk, delta = checks.fraction(risk, "risk"), checks.fraction(delta, "delta")
+    values = checks.vector(loss, "loss")
+    if float(values.min()) < 0 or float(values.max()) > 1:
+        raise InputError(
+            f"loss must lie in [0, 1]; got {values.min():g} to {values.max():g}. Rescale it."
+        )
+    found = _candidates(u, values, grid, start=_start(risk, delta))
+    mean = found.loss / np.maximum(found.answered, 1)
+    p = bounds.hoeffding_bentkus_p_value(mean, found.answered, risk)
+    return found.chosen(
+        _fixed_sequence(p, delta), "hoeffding_bentkus", risk=risk, delta=delta, guaranteed=risk
+    )
+
+
+def clopper_pearson(
+    u: Any, wrong: Any, *, risk: float, delta: float = 0.1, grid: Any = None
+) -> Threshold:
+    """The largest θ whose exact upper limit at delta/|candidates| is at most ``risk``.
+
+    More cautious than :func:`learn_then_test`: the limits hold for all candidates together.
+    """
+    risk, delta = checks.fraction(risk, "risk"), checks.fraction(delta, "delta")
+    found = _candidates(u, checks.labels(wrong), grid)
+    upper = bounds.clopper_pearson_upper(found.loss, found.answered, delta / len(found.theta))
+    index = _last(np.flatnonzero(upper <= risk))
+    guaranteed = None if index is None else float(upper[index])
+    return found.chosen(index, "clopper_pearson", risk=risk, delta=delta, guaranteed=guaranteed)
+
+
+def paper_bound(
+    u: Any, wrong: Any, *, risk: float, delta: float = 0.1, min_answered: int = 50
+) -> Threshold:
+    """The paper's Thm H.1: the empirical rule with at least ``min_answered`` answers, R ≤ R̂ + ε.
+
+    ε = √(log(2|Θ|/δ)/(2·min_answered)) with |Θ| = N + 1; at N=500, δ=0.1 and 50 answers ε = 0.303,
+    so the guaranteed risk is far above the wanted one. Reported, not recommended.
+    """
+    risk, delta = checks.fraction(risk, "risk"), checks.fraction(delta, "delta")
+    min_answered = checks.count(min_answered, "min_answered")
+    found = _candidates(u, checks.labels(wrong))
+    epsilon = bounds.finite_sample_epsilon(found.n + 1, delta, min_answered)
+    allowed = (found.loss <= risk * found.answered) & (found.answered >= min_answered)
+    index = _last(np.flatnonzero(allowed))
+    guaranteed = None
+    if index is not None:
+        guaranteed = min(1.0, float(found.loss[index] / found.answered[index]) + epsilon)
+    return found.chosen(index, "paper_bound", risk=risk, delta=delta, guaranteed=guaranteed)
+
+
+@dataclass(frozen=True)
+class RiskTable:
+    """Coverage and risk at a few thresholds; the guaranteed risks hold together, at 1 − delta."""
+
+    threshold: FloatArray
+    coverage: FloatArray
+    empirical_risk: FloatArray
+    guaranteed_risk: FloatArray
+    delta: float
+
+    def rows(self) -> list[dict[str, float]]:
+        """One dict per threshold, for printing or writing."""
+        columns = (self.threshold, self.coverage, self.empirical_risk, self.guaranteed_risk)
+        names = ("threshold", "coverage", "empirical_risk", "guaranteed_risk")
+        return [
+            dict(zip(names, map(float, values), strict=True))
+            for values in zip(*columns, strict=True)
+        ]
+
+
+def risk_table(
+    u: Any, wrong: Any, *, delta: float = 0.1, n_rows: int = 20, grid: Any = None
+) -> RiskTable:
+    """What each of about ``n_rows`` thresholds would cost: coverage, empirical and guaranteed risk.
+
+    The guaranteed risk is the exact upper limit at delta/rows, so a reader may pick any row after
+    seeing all of them. Without ``grid`` the thresholds are equally spaced quantiles of u.
+    """
+    delta, n_rows = checks.fraction(delta, "delta"), checks.count(n_rows, "n_rows")
+    y = checks.labels(wrong)
+    if grid is None:
+        scores = np.sort(checks.vector(u, "u", length=len(y)))
+        ranks = np.ceil(len(scores) * np.arange(1, n_rows + 1) / n_rows).astype(int) - 1
+        grid = scores[ranks]
+    found = _candidates(u, y, grid)
+    keep = found.answered > 0
+    theta, m, errors = found.theta[keep], found.answered[keep], found.loss[keep]
+    upper = bounds.clopper_pearson_upper(errors, m, delta / max(1, len(theta)))
+    return RiskTable(theta, m / found.n, errors / m, upper, delta)
+
+
+@dataclass(frozen=True)
+class GroupThresholds:
+    """One threshold per group; all their guarantees hold together with probability 1 − delta."""
+
+    by_group: Mapping[Hashable, Threshold]
+
+    def answers(self, u: Any, groups: Sequence[Hashable]) -> BoolArray:
+        """Which scores are answered, each by its own group's threshold."""
+        scores = checks.vector(u, "u", length=len(groups))
+        unknown = [group for group in groups if group not in self.by_group]
+        if unknown:
+            raise InputError(
+                f"group {unknown[0]!r} was not in the calibration set; known are "
+                f"{sorted(map(str, self.by_group))}. Calibrate it, or abstain for it."
+            )
+        theta = np.array([self.by_group[group].threshold for group in groups])
+        return np.asarray(scores <= theta)
+
+
+def per_group(
+    rule: Callable[..., Threshold],
+    u: Any,
+    wrong: Any,
+    groups: Sequence[Hashable],
+    *,
+    risk: float,
+    delta: float = 0.1,
+    grid: Any = None,
+) -> GroupThresholds:
+    """``rule`` (one with a guarantee) in each group at level delta/groups (Bonferroni)."""
+    if rule not in (learn_then_test, hoeffding_bentkus, clopper_pearson, paper_bound):
+        raise InputError(
+            f"{getattr(rule, '__name__', rule)!r} has no guarantee to correct; use "
+            f"learn_then_test, hoeffding_bentkus, clopper_pearson or paper_bound."
+        )
+    scores = checks.vector(u, "u", length=len(groups))
+    losses = checks.vector(wrong, "wrong", length=len(groups))
+    names = list(dict.fromkeys(groups))
+    options = {} if grid is None else {"grid": grid}
+    member = {g: np.array([other == g for other in groups]) for g in names}
+    share = checks.fraction(delta, "delta") / len(names)
+    return GroupThresholds(
+        {
+            g: rule(scores[mask], losses[mask], risk=risk, delta=share, **options)
+            for g, mask in member.items()
+        }
+    )
+
+
+def _start(risk: float, delta: float) -> Callable[[int], int]:
+    """How many answers the first test needs: fixed by N, risk and delta alone."""
+    # fewer than `least` answers could not be certified even if all were right
+    least = int(np.ceil(np.log(delta) / np.log1p(-risk)))
+    return lambda n: max(least, int(np.ceil(START_COVERAGE * n)))
+
+
+def _candidates(
+    u: Any,
+    loss: BoolArray | FloatArray,
+    grid: Any = None,
+    start: Callable[[int], int] | None = None,
+) -> _Candidates:
+    scores = checks.vector(u, "u")
+    if len(loss) != len(scores):
+        raise InputError(
+            f"u has {len(scores)} value(s) and the labels {len(loss)}; expected one per query."
+        )
+    order = np.argsort(scores, kind="stable")
+    ordered = scores[order]
+    cumulative = np.concatenate([[0.0], np.cumsum(loss[order].astype(np.float64))])
+    theta = np.unique(ordered) if grid is None else np.unique(checks.vector(grid, "grid"))
+    answered = np.searchsorted(ordered, theta, side="right")
+    if grid is None and start is not None:
+        late = answered >= start(len(scores))
+        theta, answered = theta[late], answered[late]
+    return _Candidates(theta, answered, cumulative[answered], len(scores))
+
+
+def _fixed_sequence(p: FloatArray, delta: float) -> int | None:
+    """Index of the last rejection before the first non-rejection, or None."""
+    kept = np.flatnonzero(p > delta)
+    stop = int(kept[0]) if len(kept) else len(p)
+    return stop - 1 if stop else None
+
+
+def _last(indices: IntArray) -> int | None:
+    return int(indices[-1]) if len(indices) else None

@@ -1,0 +1,30 @@
+"""The errors fusevlm raises on purpose.
+
+Every message says what is wrong, what was got, what was expected and what to do about it.
+"""
+
+from __future__ import annotations
+
+
+class FuseError(Exception):
+    """Base of all errors raised by fusevlm."""
+
+
+class InputError(FuseError, ValueError):
+    """A value handed in by the caller cannot be used (shape, range, NaN, length, label)."""
+
+
+class NotFittedError(FuseError, RuntimeError):
+    """Something was asked for that needs a fit, or labels in the fit, that never happened."""
+
+
+class UndefinedMetricError(FuseError, ValueError):
+    """The metric has no value on this input (for example AUROC when nothing is wrong)."""
+
+
+class ArtefactError(FuseError, RuntimeError):
+    """A stored artefact is missing, truncated, foreign or of another schema version."""
+
+
+class MissingExtraError(FuseError, ImportError):
+    """An optional dependency is not installed; the message names the extra that brings it."""

@@ -1,0 +1,184 @@
+"""The only module that reads or writes artefacts: JSON for facts, safetensors for arrays.
+
+A stored object is a folder. Arrays are written first, then the JSON manifest that names their
+checksum; each under a temporary name, synced, then renamed. So a folder with a manifest is whole.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import json
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fusevlm.checks import extra
+from fusevlm.errors import ArtefactError
+
+ARRAYS = "arrays.safetensors"
+
+Migration = Callable[[dict[str, Any]], dict[str, Any]]
+
+
+def save_object(
+    folder: str | os.PathLike[str], manifest: str, kind: str, version: int, value: Any
+) -> None:
+    """Write ``value`` (dataclasses, containers, numbers, arrays) as a folder."""
+    from safetensors.numpy import save
+
+    target = Path(folder)
+    arrays: dict[str, np.ndarray[Any, Any]] = {}
+    tree = pack(value, arrays)
+    payload = save({name: np.ascontiguousarray(a) for name, a in arrays.items()})
+    head = {
+        "kind": kind,
+        "schema_version": version,
+        "arrays_sha256": hashlib.sha256(payload).hexdigest(),
+        "content": tree,
+    }
+    try:
+        target.mkdir(parents=True, exist_ok=True)
+        write_atomically(target / ARRAYS, payload)
+        write_atomically(target / manifest, json.dumps(head, indent=1, allow_nan=False).encode())
+    except OSError as error:
+        raise ArtefactError(
+            f"cannot write {target}: {error.strerror or error}. Nothing complete was left behind; "
+            f"free space or choose another folder."
+        ) from error
+
+
+def load_object(
+    folder: str | os.PathLike[str],
+    manifest: str,
+    kind: str,
+    version: int,
+    classes: Mapping[str, type],
+    migrations: Mapping[int, Migration],
+) -> Any:
+    """Read what :func:`save_object` wrote, migrating older schemas and refusing anything else.
+
+    ``migrations[v]`` turns the manifest of schema v into that of v + 1.
+    """
+    from safetensors import SafetensorError
+    from safetensors.numpy import load
+
+    source = Path(folder)
+    try:
+        head = json.loads((source / manifest).read_bytes())
+        payload = (source / ARRAYS).read_bytes()
+    except FileNotFoundError as error:
+        raise ArtefactError(
+            f"{source} holds no complete {kind}: {Path(error.filename).name} is missing. "
+            f"Save it again."
+        ) from error
+    except (OSError, ValueError) as error:
+        raise ArtefactError(f"{source / manifest} cannot be read: {error}.") from error
+    if not isinstance(head, dict) or head.get("kind") != kind:
+        raise ArtefactError(f"{source / manifest} is not a {kind} saved by fusevlm.")
+    found = head.get("schema_version")
+    while isinstance(found, int) and found < version and found in migrations:
+        head = migrations[found](head)
+        found = head.get("schema_version")
+    if found != version:
+        raise ArtefactError(
+            f"{source} has schema version {found}; this fusevlm reads version {version}. "
+            f"{'Upgrade fusevlm' if isinstance(found, int) and found > version else 'Refit'}."
+        )
+    if hashlib.sha256(payload).hexdigest() != head.get("arrays_sha256"):
+        raise ArtefactError(
+            f"{source / ARRAYS} does not match its manifest: truncated or replaced. Save it again."
+        )
+    try:
+        return unpack(head["content"], load(payload), classes)
+    except (KeyError, TypeError, SafetensorError) as error:
+        raise ArtefactError(f"{source} is damaged: {error}.") from error
+
+
+def write_atomically(path: Path, payload: bytes) -> None:
+    """Temporary name, fsync, rename: ``path`` is either the old file or the whole new one."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with temporary.open("wb") as handle:
+            handle.write(payload)
+            handle.flush()
+            os.fsync(handle.fileno())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def pack(value: Any, arrays: dict[str, np.ndarray[Any, Any]]) -> Any:
+    """``value`` as a JSON tree; arrays go to ``arrays`` and leave a reference behind."""
+    if isinstance(value, np.ndarray):
+        name = f"a{len(arrays)}"
+        arrays[name] = value
+        return {"array": name}
+    if is_dataclass(value) and not isinstance(value, type):
+        content = {f.name: pack(getattr(value, f.name), arrays) for f in fields(value)}
+        return {"type": type(value).__name__, "fields": content}
+    if isinstance(value, Mapping):
+        return {"map": {str(k): pack(v, arrays) for k, v in value.items()}}
+    if isinstance(value, tuple | list):
+        items = [pack(v, arrays) for v in value]
+        return {"tuple": items} if isinstance(value, tuple) else items
+    if isinstance(value, float) and not np.isfinite(value):
+        return {"float": str(value)}
+    if value is None or isinstance(value, str | bool | int | float):
+        return value
+    raise TypeError(f"cannot store a {type(value).__name__}")
+
+
+def unpack(tree: Any, arrays: Mapping[str, Any], classes: Mapping[str, type]) -> Any:
+    """The inverse of :func:`pack`; only the named ``classes`` are ever built."""
+    if isinstance(tree, list):
+        return [unpack(item, arrays, classes) for item in tree]
+    if not isinstance(tree, dict):
+        return tree
+    if "array" in tree:
+        return arrays[tree["array"]]
+    if "type" in tree:
+        content = {k: unpack(v, arrays, classes) for k, v in tree["fields"].items()}
+        return classes[tree["type"]](**content)
+    if "map" in tree:
+        return {k: unpack(v, arrays, classes) for k, v in tree["map"].items()}
+    if "tuple" in tree:
+        return tuple(unpack(item, arrays, classes) for item in tree["tuple"])
+    return float(tree["float"])
+
+
+def read_table(path: str | os.PathLike[str]) -> dict[str, list[Any]]:
+    """Columns of a CSV, JSON-lines or Parquet file (the last needs the extra ``frames``)."""
+    source = Path(path)
+    try:
+        if source.suffix == ".parquet":
+            columns = extra("pyarrow.parquet", "reading Parquet", "frames").read_table(source)
+            return dict(columns.to_pydict())
+        text = source.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ArtefactError(f"cannot read {source}: {error}.") from error
+    if source.suffix in (".jsonl", ".ndjson"):
+        rows = [_json_row(line, source, i) for i, line in _lines(text)]
+    else:
+        rows = list(csv.DictReader(text.splitlines()))
+    if not rows:
+        raise ArtefactError(f"{source} holds no rows.")
+    return {name: [row.get(name) for row in rows] for name in rows[0]}
+
+
+def _lines(text: str) -> list[tuple[int, str]]:
+    return [(i, line) for i, line in enumerate(text.splitlines(), 1) if line.strip()]
+
+
+def _json_row(line: str, source: Path, number: int) -> dict[str, Any]:
+    try:
+        row = json.loads(line)
+    except ValueError as error:
+        raise ArtefactError(f"{source}, line {number}: not JSON ({error}).") from error
+    if not isinstance(row, dict):
+        raise ArtefactError(f"{source}, line {number}: expected an object, got {line[:40]!r}.")
+    return row
