@@ -155,7 +155,7 @@ def score_model(model: Model, batch: Batch, options: Options, *, warn: bool = Tr
         if not batch.has("embeddings"):
             raise InputError("the fit used embeddings; these samples have none.")
         responses = whiten(batch.samples, model.whitener, options, weighted=need_weights(options))
-        table = evidence_table(responses, model.alpha, options)
+        table = evidence_table(responses, model.alpha, options, warn=warn)
     scores = _scores(model, batch, table, options)
     if warn:
         _warn_of_drift(scores, batch.s, model)
@@ -251,7 +251,7 @@ def _choose_alpha(
     if wrong is None:
         raise InputError("alpha='grid' needs labels: pass wrong=..., or use alpha='spread'.")
     checks.both_classes(wrong, "alpha='grid'")
-    return alpha_by_grid(lambda a: evidence_table(responses, a, options).u_hat, wrong)
+    return alpha_by_grid(lambda a: evidence_table(responses, a, options, warn=False).u_hat, wrong)
 
 
 def _fit_score_map(

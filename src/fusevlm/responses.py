@@ -153,7 +153,9 @@ class EvidenceTable:
         return np.asarray((self.V - self.intercept) / self.slope)
 
 
-def evidence_table(responses: Sequence[Responses], alpha: float, options: Options) -> EvidenceTable:
+def evidence_table(
+    responses: Sequence[Responses], alpha: float, options: Options, *, warn: bool = True
+) -> EvidenceTable:
     """Evidence, intercept and noise of each query under the options.
 
     Noise kinds that need more than one query (``ols``, ``tempered``) start from the analytic one;
@@ -161,7 +163,7 @@ def evidence_table(responses: Sequence[Responses], alpha: float, options: Option
     """
     kind = "a0" if options.intercept == "fitted" else options.intercept
     rows = [_table_row(r, alpha, kind, options) for r in responses]
-    if kind == "taylor":
+    if warn and kind == "taylor":
         _warn_of_remainder(responses, alpha)
     return EvidenceTable(*np.array(rows).T)
 

@@ -36,8 +36,9 @@ def queries(
     """Draw s → u → (responses, log-probabilities, wrong).
 
     u = spread·(ρ·s + √(1−ρ²)·ε) with s ~ N(0, 1); responses r_i ~ N(0, e^u·Σ_r) with a power-law
-    Σ_r of unit mean variance (Def. 4.2); token log-probabilities fall with u. Errors rise with u
-    and, directly, with s: inputs can be ambiguous in a way that no response shows.
+    Σ_r of unit mean variance (Def. 4.2), the same one for every seed; token log-probabilities fall
+    with u. Errors rise with u and, directly, with s: inputs can be ambiguous in a way that no
+    response shows.
     """
     from scipy.special import ndtri
 
@@ -47,7 +48,7 @@ def queries(
     standard = rho * s + np.sqrt(1 - rho**2) * rng.standard_normal(n_queries)
     u = spread * standard
     spectrum = 1.0 / np.arange(1, d + 1)
-    rotation = np.linalg.qr(rng.standard_normal((d, d)))[0]
+    rotation = np.linalg.qr(np.random.default_rng(d).standard_normal((d, d)))[0]
     root = rotation * np.sqrt(spectrum / spectrum.mean())
     # errors follow u, an ambiguity of the input that only s sees, and luck
     causes = 0.6 * standard + 0.4 * s + 0.6 * rng.standard_normal(n_queries)

@@ -98,7 +98,7 @@ def test_no_whitening_only_centres():
 
 def test_errors_name_the_way_out():
     Sigma = np.diag([1.0, 1.0, 0.0])
-    with pytest.raises(InputError, match="singular.*ledoit_wolf"):
+    with pytest.raises(InputError, match=r"singular.*ledoit_wolf"):
         exact_whitening(shape_of(Sigma))
     with pytest.raises(InputError, match="rank < 3"):
         low_rank_whitening(shape_of(np.eye(3)), rank=3)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 import json
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -35,8 +36,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    # the table says what the library would warn of: the paper's prior is inert
-    logging.getLogger("fusevlm").setLevel(logging.ERROR)
+    with _warnings_off():  # the table shows what the library would warn of: an inert prior
+        return _demo(args)
+
+
+@contextmanager
+def _warnings_off() -> Iterator[None]:
+    library = logging.getLogger("fusevlm")
+    before = library.level
+    library.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        library.setLevel(before)
+
+
+def _demo(args: argparse.Namespace) -> int:
     say: Callable[[str], None] = (lambda text: None) if args.quiet else print
     say("SIMULATION: responses are drawn from the paper's model with a known u; no VLM is run.\n")
     whole = simulate.queries(args.calibration + args.test, n_samples=args.samples, seed=args.seed)

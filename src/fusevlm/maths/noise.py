@@ -6,6 +6,7 @@ the prior count. Estimators here are on the scale of Ṽ: τ² = slope²·Var(û
 
 from __future__ import annotations
 
+import math
 from functools import cache
 
 import numpy as np
@@ -82,11 +83,12 @@ def split_half_tau2(
 
 @cache
 def _halvings(n: int) -> tuple[BoolArray, ...]:
-    """Balanced halvings of n things, as masks; those with fewer than 2 on a side are dropped."""
+    """Balanced halvings of n things, as masks with at least 40 % on either side."""
     from scipy.linalg import hadamard
 
     rows = hadamard(1 << (n - 1).bit_length())[1:, :n] > 0
-    return tuple(row for row in rows if 2 <= row.sum() <= n - 2)
+    least = max(2, math.floor(0.4 * n))
+    return tuple(row for row in rows if least <= row.sum() <= n - least)
 
 
 def _scale(

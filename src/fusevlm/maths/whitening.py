@@ -121,8 +121,8 @@ def low_rank_whitening(
 ) -> LowRankWhitening:
     """Whiten with the ``rank`` leading eigenpairs of Σ_r and the exact diagonal of what remains.
 
-    F carries each leading eigenvalue less the mean of the others, so the form is exact for a low-rank
-    matrix plus a multiple of the identity.
+    F carries each leading eigenvalue less the mean of the others, so the form is exact for a
+    low-rank matrix plus a multiple of the identity.
     The eigenpairs come from randomised subspace iteration (Halko et al. 2011) with ``n_passes``
     power passes: O(d²·rank) instead of the O(d³) of a full factorisation.
     Differs from the paper: it inverts the full matrix. The diagonal is kept exactly, so the trace
