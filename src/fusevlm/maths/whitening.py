@@ -117,7 +117,7 @@ def exact_whitening(shape: ResponseShape) -> ExactWhitening:
 
 
 def low_rank_whitening(
-    shape: ResponseShape, rank: int = 128, *, n_passes: int = 2, seed: int = 0
+    shape: ResponseShape, rank: int = 128, *, n_passes: int = 1, seed: int = 0
 ) -> LowRankWhitening:
     """Whiten with the ``rank`` leading eigenpairs of Σ_r and the exact diagonal of what remains.
 

@@ -1,0 +1,33 @@
+"""The wheel a user installs: complete, typed, and usable without the source tree."""
+
+import subprocess
+import sys
+import zipfile
+
+import pytest
+
+from tests.mutants import ROOT, SOURCE
+
+
+@pytest.mark.slow
+def test_wheel_is_complete_and_works_on_its_own(tmp_path):
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
+    build = ["wheel", "--no-deps", "--no-index", "--no-build-isolation", "-w", str(tmp_path)]
+    subprocess.run([*pip, *build, str(ROOT)], check=True, timeout=300)
+    (wheel,) = tmp_path.glob("fusevlm-*.whl")
+    inside = set(zipfile.ZipFile(wheel).namelist())
+    files = {f"fusevlm/{p.relative_to(SOURCE)}" for p in SOURCE.rglob("*.py")}
+    assert files | {"fusevlm/py.typed"} <= inside
+    assert not any(name.startswith(("tests/", "benchmarks/")) for name in inside)
+    target = tmp_path / "site"
+    install = ["install", "--no-deps", "--no-index", "--target", str(target), str(wheel)]
+    subprocess.run([*pip, *install], check=True, timeout=300)
+    code = f"""
+import sys
+sys.path.insert(0, {str(target)!r})
+import fusevlm
+assert fusevlm.__file__.startswith({str(target)!r})
+from fusevlm.cli import main
+assert main(["demo", "--calibration", "60", "--test", "60", "--samples", "4", "--quiet"]) == 0
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=tmp_path, timeout=300)
