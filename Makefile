@@ -31,7 +31,7 @@ mutants: $(VENV)/.test
 	$(RUN)/python -m tests.mutants $(ARGS)
 
 docs: $(VENV)/.docs
-	$(RUN)/mkdocs build --strict --quiet --site-dir site
+	$(RUN)/mkdocs build --strict --site-dir site
 
 clean:
 	rm -rf $(VENV) site runs .pytest_cache .mypy_cache .ruff_cache

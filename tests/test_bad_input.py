@@ -166,16 +166,29 @@ def test_grid_options_need_labels(world):
             Fuse("paper", **options).fit(world.samples, world.s)
     with pytest.raises(InputError, match="needs both right and wrong"):
         Fuse("paper", alpha="grid").fit(world.samples, world.s, np.zeros(300))
-    with pytest.raises(InputError, match="alpha is 'best'"):
-        Fuse("paper", alpha="best").fit(world.samples, world.s)
-    with pytest.raises(InputError, match="expected a number or 'grid'"):
-        Fuse("paper", z="best").fit(world.samples, world.s)
+    for preset in ("paper", "practical"):
+        for name in ("alpha", "z", "shrinkage"):
+            with pytest.raises(InputError, match=f"{name} is 'best'"):
+                Fuse(preset, **{name: "best"})
+    with pytest.raises(InputError, match="needs both right and wrong"):
+        Fuse("paper", noise="tempered").fit(world.samples, world.s, np.zeros(300))
 
 
-def test_weights_need_log_probabilities(world):
+def test_without_log_probabilities_the_evidence_goes_unweighted(world, caplog):
     mute = [
         Samples(q.texts, None, q.embeddings, q.answer, q.answer_logprobs) for q in world.samples
     ]
-    with pytest.raises(InputError, match="alpha=0"):
-        Fuse().fit(mute, world.s)
-    assert np.all(np.isfinite(Fuse(alpha=0).fit(mute, world.s).score(mute, world.s).u))
+    fuse = Fuse().fit(mute, world.s, world.wrong)
+    assert "goes unweighted" in caplog.text
+    plain = Fuse(alpha=0).fit(mute, world.s, world.wrong)
+    np.testing.assert_allclose(fuse.score(mute, world.s).u, plain.score(mute, world.s).u)
+    with pytest.raises(InputError, match="no token_logprobs to"):
+        Fuse(alpha=2.0).fit(mute, world.s)
+
+
+def test_names_of_further_evidence_are_checked(world):
+    with pytest.raises(InputError, match="'logdet', which is a name of fusevlm's own"):
+        Fuse().fit(world.samples, world.s, extra={"logdet": world.s})
+    fuse = Fuse().fit(world.samples, world.s, world.wrong)
+    with pytest.raises(InputError, match="'entropy', which the fit did not have"):
+        fuse.score(world.samples, world.s, extra={"entropy": world.s})

@@ -109,6 +109,16 @@ def test_failures_exit_with_1_and_say_why(tmp_path, capsys, content, words, mess
     assert captured.out == ""
 
 
+def test_boolean_words_are_labels_and_other_endings_are_refused(tmp_path, capsys):
+    path = tmp_path / "scores.csv"
+    path.write_text("u,wrong\n1,False\n2,True\n3,true\n0,false\n")
+    assert main(["metrics", str(path), "--boot", "20", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["auroc"]["estimate"] == 1.0
+    other = path.rename(tmp_path / "scores.json")
+    assert main(["metrics", str(other)]) == 1
+    assert "expected .csv, .jsonl or .parquet" in capsys.readouterr().err
+
+
 def test_broken_json_lines_are_named_by_line(tmp_path, capsys):
     path = tmp_path / "scores.jsonl"
     path.write_text('{"u": 1, "wrong": 0}\n\n{"u": \n')

@@ -194,6 +194,20 @@ def test_an_inert_prior_is_announced(caplog):
     assert "no-op" not in caplog.text
 
 
+def test_a_prior_that_takes_over_is_announced(world, caplog):
+    """Evidence that is a line in s leaves the prior no variance of its own."""
+    rows = world.samples[0].embeddings
+    lined = [
+        Samples(q.texts, q.token_logprobs, np.exp(0.1 * s) * rows, q.answer, q.answer_logprobs)
+        for q, s in zip(world.samples, world.s, strict=True)
+    ]
+    with caplog.at_level(logging.WARNING):
+        fuse = Fuse("paper", normalize=False, alpha=0.0, center="none").fit(lined, world.s)
+    assert "above 99 %" in caplog.text
+    x = fuse.score(lined, world.s)
+    np.testing.assert_allclose(x.m_post, x.m0)
+
+
 def test_drift_is_announced_and_marked(world, held_out, caplog):
     fuse = Fuse(normalize=False).fit(world.samples, world.s, world.wrong)
     s = held_out.s.copy()
@@ -284,7 +298,11 @@ def test_the_whole_pipeline_keeps_its_promise():
     for _ in range(repetitions):
         chosen = rng.integers(0, 6000, 250)
         theta = fusevlm.thresholds.learn_then_test(
-            u[chosen], population.wrong[chosen], risk=0.25, delta=0.1, grid=fuse._grid()
+            u[chosen],
+            population.wrong[chosen],
+            risk=0.25,
+            delta=0.1,
+            grid=fuse._grid(250, 0.25, 0.1),
         ).threshold
         answered = population.wrong[u <= theta]
         missed += len(answered) > 0 and answered.mean() > 0.25

@@ -38,7 +38,7 @@ class ThresholdData:
 
     u: FloatArray
     wrong: BoolArray
-    grid: FloatArray | None  # None: the fit's own queries are reused, as the paper does
+    apart: bool  # from the fit's queries; the paper reuses them
     groups: tuple[str, ...] | None
 
 
@@ -128,7 +128,7 @@ class Fuse:
             self._threshold_data = ThresholdData(
                 scores.u,
                 labels[kept],
-                self._grid() if len(apart) else None,
+                len(apart) > 0,
                 None if names is None else tuple(names[i] for i in kept),
             )
         return self
@@ -147,7 +147,7 @@ class Fuse:
         labels = checks.labels(wrong, length=len(scores))
         names = _groups(groups, len(scores))
         self._threshold_data = ThresholdData(
-            scores.u, labels, self._grid(), None if names is None else tuple(names)
+            scores.u, labels, True, None if names is None else tuple(names)
         )
         return self
 
@@ -204,18 +204,23 @@ class Fuse:
         options: dict[str, Any] = {"risk": risk}
         if name != "empirical":
             options["delta"] = delta
-        if data.grid is not None and name in ("learn_then_test", "clopper_pearson"):
-            options["grid"] = data.grid
+        gridded = data.apart and name in ("learn_then_test", "clopper_pearson")
         if not per_group:
+            if gridded:
+                options["grid"] = self._grid(len(data.u), risk, delta)
             return RULES[name](data.u, data.wrong, **options)
         if data.groups is None:
             raise NotFittedError("the fit had no groups; pass groups=... to fit().")
+        if gridded:
+            options["grid"] = self._grid
         return thresholds.per_group(RULES[name], data.u, data.wrong, data.groups, **options)
 
     def risk_table(self, *, delta: float = 0.1, n_rows: int = 20) -> RiskTable:
         """Coverage, empirical and guaranteed risk at a few thresholds."""
         data = self._labelled()
-        return thresholds.risk_table(data.u, data.wrong, delta=delta, n_rows=n_rows)
+        shares = np.arange(1, checks.count(n_rows, "n_rows") + 1) / n_rows
+        grid = np.quantile(self.model.u, shares) if data.apart else None
+        return thresholds.risk_table(data.u, data.wrong, delta=delta, n_rows=n_rows, grid=grid)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the fit to the folder ``path`` (JSON + safetensors)."""
@@ -256,10 +261,10 @@ class Fuse:
         order = np.random.default_rng(self.options.seed).permutation(size)
         return np.sort(order[n_apart:]), np.sort(order[:n_apart])
 
-    def _grid(self) -> FloatArray:
-        """Candidate thresholds: quantiles of the tuning scores, ignorant of any other query."""
-        shares = np.linspace(thresholds.START_COVERAGE, 1.0, 161)
-        return np.unique(np.quantile(self.model.u, shares))
+    def _grid(self, size: int, risk: float, delta: float) -> FloatArray:
+        """Candidate thresholds from the tuning scores, ignorant of any other query."""
+        risk, delta = checks.fraction(risk, "risk"), checks.fraction(delta, "delta")
+        return thresholds.candidate_grid(self.model.u, size, risk, delta)
 
 
 def _batch(samples: Any, s: Any, extra: Mapping[str, Any] | None) -> Batch:

@@ -84,11 +84,22 @@ class Model:
 
 def fit_model(batch: Batch, wrong: BoolArray | None, options: Options) -> Model:
     """Fit every constant of FUSE on calibration queries, without labels as far as possible."""
+    taken = sorted({"surprisal", "logdet", "s"} & set(batch.extra))
+    if taken:
+        raise InputError(f"extra holds {taken[0]!r}, which is a name of fusevlm's own. Rename it.")
     if batch.s is None:
         logger.warning("no prior statistic s: the scores rest on the evidence only.")
     whitener, alpha, table = None, 0.0, None
     if batch.has("embeddings"):
         whitener = fit_whitener(batch.samples, options)
+        if need_weights(options) and not batch.has("token_logprobs"):
+            if not isinstance(options.alpha, str):
+                raise InputError(
+                    f"alpha is {options.alpha:g}, but these samples have no token_logprobs to "
+                    f"weigh them by. Pass them to Samples, or set alpha=0."
+                )
+            logger.warning("no token_logprobs: the log-det evidence goes unweighted (alpha = 0).")
+            options = replace(options, alpha=0.0)
         responses = whiten(batch.samples, whitener, options, weighted=need_weights(options))
         alpha = _choose_alpha(responses, wrong, options)
         table = evidence_table(responses, alpha, options)
@@ -137,7 +148,7 @@ def fit_model(batch: Batch, wrong: BoolArray | None, options: Options) -> Model:
         n_calibration=len(batch),
     )
     scores = _scores(model, batch, table, options)
-    _warn_of_inert_prior(scores, batch.s)
+    _warn_of_one_source(scores, batch.s, options)
     return replace(model, u=np.sort(scores.u), score_map=_fit_score_map(scores.u, wrong, options))
 
 
@@ -145,6 +156,9 @@ def score_model(model: Model, batch: Batch, options: Options, *, warn: bool = Tr
     """Scores of new queries under a fitted model; warns of drift and of an inert prior."""
     if batch.s is None and model.uses_s:
         logger.warning("no prior statistic s: these scores rest on the evidence only.")
+    unknown = sorted(set(batch.extra) - set(model.ranges))
+    if unknown:
+        raise InputError(f"extra holds {unknown[0]!r}, which the fit did not have. Fit with it.")
     if batch.s is not None and not model.uses_s:
         raise InputError(
             "s was given, but the fit had none: the prior was never calibrated. Fit with s, or "
@@ -154,12 +168,12 @@ def score_model(model: Model, batch: Batch, options: Options, *, warn: bool = Tr
     if model.whitener is not None and _needs_table(model):
         if not batch.has("embeddings"):
             raise InputError("the fit used embeddings; these samples have none.")
-        responses = whiten(batch.samples, model.whitener, options, weighted=need_weights(options))
+        responses = whiten(batch.samples, model.whitener, options, weighted=model.alpha != 0.0)
         table = evidence_table(responses, model.alpha, options, warn=warn)
     scores = _scores(model, batch, table, options)
     if warn:
         _warn_of_drift(scores, batch.s, model)
-        _warn_of_inert_prior(scores, batch.s)
+        _warn_of_one_source(scores, batch.s, options)
     return scores
 
 
@@ -245,7 +259,6 @@ def _choose_alpha(
 ) -> float:
     if not isinstance(options.alpha, str):
         return checks.scalar(options.alpha, "alpha")
-    checks.choice(options.alpha, "alpha", (*BALANCES, "grid"))
     if options.alpha in BALANCES:
         return balanced_alpha(responses, options.alpha, options.jitter)
     if wrong is None:
@@ -281,10 +294,12 @@ def _outside(
 
 
 def _warn_of_drift(scores: Scores, s: FloatArray | None, model: Model) -> None:
+    """Warn when more queries leave the calibration range than would by chance: 2/(N+1) of them."""
+    by_chance = 2 * len(scores) / (model.n_calibration + 1)
     for name, values in {**scores.parts, **({} if s is None else {"s": s})}.items():
         low, high = model.ranges[name]
         n_out = int(np.sum((values < low) | (values > high)))
-        if n_out:
+        if n_out > by_chance:
             logger.warning(
                 "drift: %s of %d of %d queries lies outside the calibration range [%.4g, %.4g] "
                 "(about %.1f would by chance); probabilities and guarantees may not hold for them.",
@@ -293,17 +308,29 @@ def _warn_of_drift(scores: Scores, s: FloatArray | None, model: Model) -> None:
                 len(values),
                 low,
                 high,
-                2 * len(values) / (model.n_calibration + 1),
+                by_chance,
             )
 
 
-def _warn_of_inert_prior(scores: Scores, s: FloatArray | None) -> None:
+def _warn_of_one_source(scores: Scores, s: FloatArray | None, options: Options) -> None:
+    """Warn when fusion is a no-op because one of the two sources has all the weight."""
     if s is None:
         return
     typical = float(np.median(scores.prior_weight))
+    cure = (
+        "preset='practical' or noise='jackknife'" if options.fusion == "scalar" else "more labels"
+    )
     if typical < LEAST_PRIOR_WEIGHT:
         logger.warning(
             "the prior's weight is %.2g (below 1 %%): fusion is a no-op and u is the evidence "
-            "alone. Use preset='practical', or noise='jackknife'.",
+            "alone. Use %s.",
             typical,
+            cure,
+        )
+    elif typical > 1 - LEAST_PRIOR_WEIGHT:
+        logger.warning(
+            "the prior's weight is %.2g (above 99 %%): fusion is a no-op and u is the prior alone. "
+            "Use %s.",
+            typical,
+            cure,
         )

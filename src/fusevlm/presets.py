@@ -23,6 +23,11 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "probability": ("model", "min_max", "platt", "isotonic"),
     "rule": ("empirical", "learn_then_test", "clopper_pearson", "paper_bound"),
 }
+NUMBER_OR_WORD: dict[str, tuple[str, ...]] = {
+    "alpha": ("median", "spread", "grid"),
+    "shrinkage": ("ledoit_wolf", "oas", "none"),
+    "z": ("grid",),
+}
 
 
 @dataclass(frozen=True)
@@ -59,6 +64,12 @@ class Options:
                 "probability='model' belongs to the vector fusion; for fusion='scalar' use "
                 "'min_max', 'platt' or 'isotonic'."
             )
+        for name, words in NUMBER_OR_WORD.items():
+            value = getattr(self, name)
+            if isinstance(value, str):
+                checks.choice(value, name, words)
+            else:
+                checks.scalar(value, name)
         if not 0.0 <= self.threshold_share < 1.0:
             raise InputError(
                 f"threshold_share is {self.threshold_share:g}; expected from 0 to below 1."

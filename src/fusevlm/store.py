@@ -163,8 +163,12 @@ def read_table(path: str | os.PathLike[str]) -> dict[str, list[Any]]:
         raise ArtefactError(f"cannot read {source}: {error}.") from error
     if source.suffix in (".jsonl", ".ndjson"):
         rows = [_json_row(line, source, i) for i, line in _lines(text)]
-    else:
+    elif source.suffix == ".csv":
         rows = list(csv.DictReader(text.splitlines()))
+    else:
+        raise ArtefactError(
+            f"{source} has an unknown ending; expected .csv, .jsonl or .parquet. Convert it."
+        )
     if not rows:
         raise ArtefactError(f"{source} holds no rows.")
     return {name: [row.get(name) for row in rows] for name in rows[0]}

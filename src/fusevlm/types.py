@@ -100,6 +100,61 @@ def _logprobs(value: Any, name: str) -> FloatArray:
 
 
 @dataclass(frozen=True, eq=False)
+class Query:
+    """One question about one or more images.
+
+    images      paths, bytes or PIL images, in the order in which the prompt shows them
+    history     earlier turns as (role, text), oldest first; roles are "user" and "assistant"
+    references  right answers, where they are known
+    metadata    anything else worth keeping with the results (split, answer type, image id, …)
+    """
+
+    id: str
+    question: str
+    images: Sequence[Any] = ()
+    history: Sequence[tuple[str, str]] = ()
+    references: Sequence[str] = ()
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.id, str) or not self.id:
+            raise InputError(f"a query's id must be a non-empty string; got {self.id!r}.")
+        if not isinstance(self.question, str):
+            raise InputError(f"query {self.id!r}: question must be a string.")
+        for turn in self.history:
+            if len(turn) != 2 or turn[0] not in ("user", "assistant"):
+                raise InputError(
+                    f"query {self.id!r}: history holds {turn!r}; expected (role, text) pairs with "
+                    f"role 'user' or 'assistant'."
+                )
+
+
+@dataclass(frozen=True, eq=False)
+class Generation:
+    """What came of one query: its samples and how they were made, or the error that stopped it.
+
+    Per sample (n entries): token_ids without EOS, warped_logprobs (at the sampling temperature),
+    temperatures, truncated (ended by the token limit, not by EOS or a stop string).
+    ``layers`` holds the hidden state [n, d] of each sample's last response token, by layer name;
+    ``answer_layers`` [d] that of the judged answer.
+    """
+
+    query_id: str
+    samples: Samples | None = None
+    error: str | None = None
+    token_ids: Sequence[Sequence[int]] = ()
+    warped_logprobs: Sequence[Sequence[float]] = ()
+    temperatures: Sequence[float] = ()
+    truncated: Sequence[bool] = ()
+    answer_token_ids: Sequence[int] = ()
+    layers: Mapping[str, Any] = field(default_factory=dict)
+    answer_layers: Mapping[str, Any] = field(default_factory=dict)
+    prompt_tokens: int = 0
+    path: str = ""  # how the prompt's cache was used: shared_prefix or repeated_cache
+    n_near_boundary: int = 0  # draws that another batch layout might decide otherwise
+
+
+@dataclass(frozen=True, eq=False)
 class Scores:
     """Per-query results; every array has one entry per query.
 

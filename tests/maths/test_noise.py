@@ -58,7 +58,7 @@ def test_jackknife_equals_its_definition(kind):
 
 
 @pytest.mark.parametrize("estimator", [jackknife_tau2, split_half_tau2])
-@pytest.mark.parametrize(("n", "d"), [(10, 200), (40, 5)])
+@pytest.mark.parametrize(("n", "d"), [(10, 200), (20, 200), (50, 1000), (40, 5)])
 def test_right_on_average_where_the_paper_is_right(estimator, n, d):
     """For Gaussian responses both estimate the Wishart variance v."""
     rng = np.random.default_rng(2)
@@ -67,7 +67,7 @@ def test_right_on_average_where_the_paper_is_right(estimator, n, d):
         R = rng.standard_normal((n, d))
         found.append(estimator(R @ R.T, d, np.zeros(n), intercept_kind="a0", jitter=1e-10))
     v = scatter_moments(n, d)[1]
-    assert np.mean(found) == pytest.approx(v, rel=0.25)
+    assert np.mean(found) == pytest.approx(v, rel=0.15)
 
 
 @pytest.mark.parametrize("estimator", [jackknife_tau2, split_half_tau2])

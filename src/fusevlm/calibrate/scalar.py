@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from fusevlm import checks
 from fusevlm.calibrate.prior import Prior, fit_prior
 from fusevlm.calibrate.tuning import DEFAULT_Z, choose_temperature, choose_z
 from fusevlm.checks import BoolArray, FloatArray
@@ -73,14 +74,13 @@ def fit_scalar(
     elif noise == "tempered":
         if wrong is None:
             raise InputError("noise='tempered' needs labels: pass wrong=..., or use 'jackknife'.")
+        checks.both_classes(wrong, "noise='tempered'")
         if s is not None:
             temperature = choose_temperature(prior, s, V, a, slope, tau2, wrong)
     if s is None:
         prior = Prior(prior.alpha0, 0.0, np.inf)
     model = ScalarModel(prior, offset, shift, fixed, temperature, DEFAULT_Z)
     if isinstance(z, str):
-        if z != "grid":
-            raise InputError(f"z is {z!r}; expected a number or 'grid'.")
         if wrong is not None and wrong.any() and not wrong.all():
             fused = model.posterior(s, V, a - slope * offset, slope, tau2)[2]
             z = choose_z(fused.m, fused.sigma, wrong)

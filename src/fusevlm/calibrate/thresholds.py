@@ -247,9 +247,12 @@ def per_group(
     *,
     risk: float,
     delta: float = 0.1,
-    grid: Any = None,
+    grid: Callable[[int, float, float], Any] | None = None,
 ) -> GroupThresholds:
-    """``rule`` (one with a guarantee) in each group at level delta/groups (Bonferroni)."""
+    """``rule`` (one with a guarantee) in each group at level delta/groups (Bonferroni).
+
+    ``grid`` gives the candidates of a group from its size, risk and delta (:func:`candidate_grid`).
+    """
     if rule not in (learn_then_test, hoeffding_bentkus, clopper_pearson, paper_bound):
         raise InputError(
             f"{getattr(rule, '__name__', rule)!r} has no guarantee to correct; use "
@@ -258,22 +261,35 @@ def per_group(
     scores = checks.vector(u, "u", length=len(groups))
     losses = checks.vector(wrong, "wrong", length=len(groups))
     names = list(dict.fromkeys(groups))
-    options = {} if grid is None else {"grid": grid}
-    member = {g: np.array([other == g for other in groups]) for g in names}
     share = checks.fraction(delta, "delta") / len(names)
-    return GroupThresholds(
-        {
-            g: rule(scores[mask], losses[mask], risk=risk, delta=share, **options)
-            for g, mask in member.items()
-        }
-    )
+    found = {}
+    for name in names:
+        mine = np.array([other == name for other in groups])
+        options = {} if grid is None else {"grid": grid(int(mine.sum()), risk, share)}
+        found[name] = rule(scores[mine], losses[mine], risk=risk, delta=share, **options)
+    return GroupThresholds(found)
+
+
+def candidate_grid(
+    scores: FloatArray, size: int, risk: float, delta: float, n_points: int = 161
+) -> FloatArray:
+    """Candidates for a calibration set of ``size``, from scores of queries that are not in it.
+
+    Quantiles of ``scores`` from the coverage at which the fixed sequence should begin: 20 %, or
+    more where ``size`` is so small that 20 % of it could not be certified even if all were right.
+    """
+    start = max(START_COVERAGE, 1.5 * _least(risk, delta) / size)
+    return np.unique(np.quantile(scores, np.linspace(min(start, 1.0), 1.0, n_points)))
+
+
+def _least(risk: float, delta: float) -> int:
+    """Fewest answers that can be certified: (1 − risk)^m ≤ delta with all of them right."""
+    return int(np.ceil(np.log(delta) / np.log1p(-risk)))
 
 
 def _start(risk: float, delta: float) -> Callable[[int], int]:
     """How many answers the first test needs: fixed by N, risk and delta alone."""
-    # fewer than `least` answers could not be certified even if all were right
-    least = int(np.ceil(np.log(delta) / np.log1p(-risk)))
-    return lambda n: max(least, int(np.ceil(START_COVERAGE * n)))
+    return lambda n: max(_least(risk, delta), int(np.ceil(START_COVERAGE * n)))
 
 
 def _candidates(

@@ -26,7 +26,9 @@ def score_columns(args: argparse.Namespace) -> tuple[FloatArray, BoolArray, dict
     """Score and label columns of the file, and all of its columns."""
     table = read_table(args.file)
     u = checks.vector(column(table, args.score, args.file), args.score)
-    wrong = checks.labels(column(table, args.wrong, args.file), args.wrong, length=len(u))
+    words = {"true": 1, "false": 0}  # as pandas writes booleans into CSV
+    labels = [words.get(str(v).lower(), v) for v in column(table, args.wrong, args.file)]
+    wrong = checks.labels(labels, args.wrong, length=len(u))
     return u, wrong, table
 
 

@@ -64,8 +64,9 @@ def split_half_tau2(
 
     If û averages n independent contributions, halves of sizes h and n−h differ with variance
     σ²(1/h + 1/(n−h)), and Var(û) = σ²/n. The halvings are the rows of a Hadamard matrix (balanced
-    repeated replication): any two samples are together in half of them, so no halving is left to
-    chance. Samples are put into a canonical order first: the order of drawing does not matter.
+    repeated replication): any two samples are together in half of them. Samples are put into a
+    canonical order first, so that the order of drawing does not matter, and then into fixed random
+    ones, so that no halving separates large from small.
     """
     n = len(G)
     if n < 4:
@@ -83,12 +84,15 @@ def split_half_tau2(
 
 @cache
 def _halvings(n: int) -> tuple[BoolArray, ...]:
-    """Balanced halvings of n things, as masks with at least 40 % on either side."""
+    """Balanced halvings of n things in three shuffles, as masks; neither side much below 40 %."""
     from scipy.linalg import hadamard
 
     rows = hadamard(1 << (n - 1).bit_length())[1:, :n] > 0
     least = max(2, math.floor(0.4 * n))
-    return tuple(row for row in rows if least <= row.sum() <= n - least)
+    kept = [row for row in rows if least <= row.sum() <= n - least]
+    rng = np.random.default_rng(0)
+    shuffles = [rng.permutation(n) for _ in range(3)]
+    return tuple(row[shuffle] for shuffle in shuffles for row in kept)
 
 
 def _scale(
