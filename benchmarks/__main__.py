@@ -9,7 +9,7 @@ from dataclasses import asdict
 from importlib import import_module
 from pathlib import Path
 
-NAMES = ("imports", "evidence")
+NAMES = ("imports", "evidence", "sampling", "adapter")
 
 
 def main() -> int:

@@ -14,15 +14,19 @@ ROOT = Path(fusevlm.__file__).parent
 LAYERS = [
     {"errors", "__init__"},
     {"checks"},
-    {"maths", "metrics", "store"},
-    {"calibrate", "priors"},
-    {"thresholds", "types", "presets", "adapter"},
-    {"responses", "simulate", "backends"},
+    {"maths", "metrics"},
+    {"calibrate"},
+    {"thresholds", "types", "presets"},
+    {"store"},
+    {"priors"},
+    {"adapter"},
+    {"responses", "simulate", "backends", "data"},
     {"model"},
     {"fuse"},
+    {"stages"},
     {"cli"},
 ]
-NUMPY_AND_SCIPY_ONLY = {"maths", "metrics", "calibrate"}
+NUMPY_AND_SCIPY_ONLY = {"maths", "metrics", "calibrate", "priors"}
 
 
 def modules():

@@ -166,8 +166,8 @@ def score_model(model: Model, batch: Batch, options: Options, *, warn: bool = Tr
         )
     table = None
     if model.whitener is not None and _needs_table(model):
-        if not batch.has("embeddings"):
-            raise InputError("the fit used embeddings; these samples have none.")
+        if not batch.has("gram") and not batch.has("embeddings"):
+            raise InputError("the fit used embeddings; these samples have neither them nor Grams.")
         responses = whiten(batch.samples, model.whitener, options, weighted=model.alpha != 0.0)
         table = evidence_table(responses, model.alpha, options, warn=warn)
     scores = _scores(model, batch, table, options)

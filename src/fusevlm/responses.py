@@ -110,16 +110,19 @@ def fit_whitener(samples: Sequence[Samples], options: Options) -> whitening.Whit
 def whiten(
     samples: Sequence[Samples], whitener: whitening.Whitener, options: Options, *, weighted: bool
 ) -> list[Responses]:
-    """Whitened Gram and confidences of each query."""
+    """Whitened Gram and confidences of each query; a stored Gram is taken as it is."""
     found = []
     for index, query in enumerate(samples):
+        p = confidence(query, options.confidence) if weighted else np.ones(len(query))
+        if query.embeddings is None and query.gram is not None:
+            found.append(Responses(query.gram, int(query.gram_dim or 0), p))
+            continue
         rows = response_rows(query, options)
         if rows.shape[1] != len(whitener.mean):
             raise InputError(
                 f"query {index} has embeddings of {rows.shape[1]} features; the fit had "
                 f"{len(whitener.mean)}. Use the model and layer of the calibration run."
             )
-        p = confidence(query, options.confidence) if weighted else np.ones(len(query))
         found.append(Responses(whitener.gram(rows), whitener.d, p))
     return found
 

@@ -31,6 +31,8 @@ class Samples:
     embeddings       [n, d] hidden states of the responses; or None
     answer           the answer that will be shown and judged (greedy); or None
     answer_logprobs  its token log-probabilities at temperature 1, EOS included; or None
+    gram             [n, n] whitened Gram matrix kept instead of the embeddings; or None
+    gram_dim         the dimension d in which it was whitened
 
     Leave out what the model does not give: scoring says which evidence it had to do without.
     """
@@ -40,6 +42,8 @@ class Samples:
     embeddings: Any = None
     answer: str | None = None
     answer_logprobs: Any = None
+    gram: Any = None
+    gram_dim: int | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.texts, str) or not all(isinstance(t, str) for t in self.texts):
@@ -65,6 +69,14 @@ class Samples:
                     f"embeddings has {len(rows)} rows for {n} texts; expected one row per text."
                 )
             _set(self, embeddings=rows)
+        if self.gram is not None:
+            G = checks.matrix(self.gram, "gram")
+            if G.shape != (n, n) or self.gram_dim is None:
+                raise InputError(
+                    f"gram has shape {G.shape} and gram_dim {self.gram_dim} for {n} texts; "
+                    f"expected ({n}, {n}) and the dimension it was whitened in."
+                )
+            _set(self, gram=G)
         if self.answer_logprobs is not None:
             _set(self, answer_logprobs=_logprobs(self.answer_logprobs, "answer_logprobs"))
 

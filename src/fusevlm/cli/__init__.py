@@ -12,11 +12,14 @@ from typing import Protocol, cast
 from fusevlm import __version__
 from fusevlm.errors import FuseError
 
-EXIT_OK, EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 0, 1, 2, 130
+EXIT_OK, EXIT_FAILED, EXIT_USAGE, EXIT_PARTIAL, EXIT_INTERRUPTED = 0, 1, 2, 3, 130
 
 # verb: (one line for --help, module with add_arguments and run)
 COMMANDS: dict[str, tuple[str, str]] = {
+    "adapter": ("the prior's GP adapter: train on pairs, apply to queries", "fusevlm.cli.adapter"),
     "demo": ("walk through FUSE on simulated responses with a known truth", "fusevlm.cli.demo"),
+    "sample": ("sample answers of a vision-language model into a run folder", "fusevlm.cli.sample"),
+    "embed": ("embed images and questions with CLIP-like towers", "fusevlm.cli.embed"),
     "metrics": ("evaluate a table of scores and labels, with intervals", "fusevlm.cli.metrics"),
     "threshold": ("choose when to answer, at a risk you state", "fusevlm.cli.threshold"),
     "moments": ("Wishart log-det moments a0(d, n) and v(d, n)", "fusevlm.cli.moments"),
@@ -29,7 +32,8 @@ examples:
   fusevlm threshold scores.csv --risk 0.2 --delta 0.1
   fusevlm moments 5120 50
 
-exit codes: 0 done, 1 the work failed (the message says why), 2 wrong usage, 130 interrupted
+exit codes: 0 done, 1 the work failed (the message says why), 2 wrong usage,
+  3 done but some queries failed, 130 interrupted (run the same command again to go on)
 """
 
 

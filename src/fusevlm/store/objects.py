@@ -1,4 +1,4 @@
-"""The only module that reads or writes artefacts: JSON for facts, safetensors for arrays.
+"""Fitted objects as folders: JSON for facts, safetensors for arrays.
 
 A stored object is a folder. Arrays are written first, then the JSON manifest that names their
 checksum; each under a temporary name, synced, then renamed. So a folder with a manifest is whole.
@@ -6,7 +6,6 @@ checksum; each under a temporary name, synced, then renamed. So a folder with a 
 
 from __future__ import annotations
 
-import csv
 import hashlib
 import json
 import os
@@ -17,7 +16,6 @@ from typing import Any
 
 import numpy as np
 
-from fusevlm.checks import extra
 from fusevlm.errors import ArtefactError
 
 ARRAYS = "arrays.safetensors"
@@ -108,8 +106,21 @@ def write_atomically(path: Path, payload: bytes) -> None:
             handle.flush()
             os.fsync(handle.fileno())
         temporary.replace(path)
+        _sync_folder(path.parent)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make a rename survive a power cut; folders cannot be synced on every system."""
+    try:
+        handle = os.open(folder, os.O_RDONLY)
+    except OSError:
+        return
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def pack(value: Any, arrays: dict[str, np.ndarray[Any, Any]]) -> Any:
@@ -149,40 +160,3 @@ def unpack(tree: Any, arrays: Mapping[str, Any], classes: Mapping[str, type]) ->
     if "tuple" in tree:
         return tuple(unpack(item, arrays, classes) for item in tree["tuple"])
     return float(tree["float"])
-
-
-def read_table(path: str | os.PathLike[str]) -> dict[str, list[Any]]:
-    """Columns of a CSV, JSON-lines or Parquet file (the last needs the extra ``frames``)."""
-    source = Path(path)
-    try:
-        if source.suffix == ".parquet":
-            columns = extra("pyarrow.parquet", "reading Parquet", "frames").read_table(source)
-            return dict(columns.to_pydict())
-        text = source.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ArtefactError(f"cannot read {source}: {error}.") from error
-    if source.suffix in (".jsonl", ".ndjson"):
-        rows = [_json_row(line, source, i) for i, line in _lines(text)]
-    elif source.suffix == ".csv":
-        rows = list(csv.DictReader(text.splitlines()))
-    else:
-        raise ArtefactError(
-            f"{source} has an unknown ending; expected .csv, .jsonl or .parquet. Convert it."
-        )
-    if not rows:
-        raise ArtefactError(f"{source} holds no rows.")
-    return {name: [row.get(name) for row in rows] for name in rows[0]}
-
-
-def _lines(text: str) -> list[tuple[int, str]]:
-    return [(i, line) for i, line in enumerate(text.splitlines(), 1) if line.strip()]
-
-
-def _json_row(line: str, source: Path, number: int) -> dict[str, Any]:
-    try:
-        row = json.loads(line)
-    except ValueError as error:
-        raise ArtefactError(f"{source}, line {number}: not JSON ({error}).") from error
-    if not isinstance(row, dict):
-        raise ArtefactError(f"{source}, line {number}: expected an object, got {line[:40]!r}.")
-    return row

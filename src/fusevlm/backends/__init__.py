@@ -1,0 +1,1 @@
+"""Models that answer queries, and the towers and encoders beside them (extra ``torch``)."""

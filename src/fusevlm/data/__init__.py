@@ -1,0 +1,1 @@
+"""Queries and answers as they come in files."""

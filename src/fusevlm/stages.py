@@ -1,0 +1,158 @@
+"""The pipeline's stages: load → pure function → save, each resumable and re-runnable alone."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fusevlm import checks
+from fusevlm.checks import FloatArray
+from fusevlm.errors import FuseError
+from fusevlm.responses import response_rows
+from fusevlm.store.generations import KIND as GENERATIONS
+from fusevlm.store.generations import Whiten, write_generations
+from fusevlm.store.parts import PartStore
+from fusevlm.types import Query, Samples
+
+if TYPE_CHECKING:
+    from fusevlm.backends.embedders import Towers
+    from fusevlm.backends.protocol import Backend, Decoding
+    from fusevlm.fuse import Fuse
+
+EMBEDDINGS = "fusevlm.embeddings"
+Progress = Callable[[int, int], None]  # queries done, queries in all
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a stage did."""
+
+    folder: Path
+    done: int
+    failed: int
+    resumed: int  # of those done, how many an earlier run had finished
+    near_boundary: int = 0
+
+
+def sample_stage(
+    backend: Backend,
+    queries: Sequence[Query],
+    folder: str | os.PathLike[str],
+    *,
+    n: int,
+    temperatures: FloatArray,
+    seed: int = 0,
+    batch: int = 8,
+    decoding: Decoding | None = None,
+    half: bool = False,
+    gram_of: Fuse | None = None,
+    progress: Progress = lambda done, total: None,
+) -> Outcome:
+    """Sample all queries into a run folder, ``batch`` queries a part, going on where it stopped.
+
+    Parts are cut by position, so a resumed run has the batch layout of an uninterrupted one and
+    gives the same bytes. With ``gram_of`` (a fitted Fuse) whitened Grams replace hidden states.
+    """
+    batch = checks.count(batch, "batch")
+    settings = {
+        "model": backend.name,
+        "n": n,
+        "temperatures": [float(t) for t in temperatures],
+        "seed": seed,
+        "batch": batch,
+        "decoding": None if decoding is None else asdict(decoding),
+        "half": half,
+        "keep": "hidden" if gram_of is None else "gram",
+        "queries": [q.id for q in queries],
+    }
+    gram = None if gram_of is None else _whitened_gram(gram_of)
+    with PartStore(folder, GENERATIONS, settings) as store:
+        resumed = sum(part["queries"] for part in store.facts)
+        done = resumed
+        progress(done, len(queries))
+        for index, start in enumerate(range(0, len(queries), batch)):
+            if index in store:
+                continue
+            part = queries[start : start + batch]
+            found = list(backend.sample(part, n, temperatures, seed))
+            write_generations(store, index, found, half=half, gram=gram)
+            done += len(part)
+            progress(done, len(queries))
+        store.finish()
+        failed = sum(part["failed"] for part in store.facts)
+        near = sum(part["near_boundary"] for part in store.facts)
+    return Outcome(Path(folder), done, failed, resumed, near)
+
+
+def _whitened_gram(fuse: Fuse) -> Whiten:
+    whitener = fuse.model.whitener
+    if whitener is None:
+        raise FuseError("this fit has no whitening to make Grams with; fit it on embeddings.")
+
+    def gram(samples: Samples) -> tuple[FloatArray, int]:
+        return whitener.gram(response_rows(samples, fuse.options)), whitener.d
+
+    return gram
+
+
+def embed_stage(
+    towers: Towers,
+    queries: Sequence[Query],
+    folder: str | os.PathLike[str],
+    *,
+    name: str,
+    batch: int = 64,
+    progress: Progress = lambda done, total: None,
+) -> Outcome:
+    """Image and question embeddings of all queries, as parts with arrays ``image`` and ``text``.
+
+    A query with several images has the mean of their vectors, renormalised. A query whose image
+    cannot be read keeps its row, with the error and zero vectors, and is left out downstream.
+    """
+    batch = checks.count(batch, "batch")
+    settings = {"towers": name, "batch": batch, "queries": [q.id for q in queries]}
+    with PartStore(folder, EMBEDDINGS, settings) as store:
+        resumed = sum(part["queries"] for part in store.facts)
+        done = resumed
+        for index, start in enumerate(range(0, len(queries), batch)):
+            if index in store:
+                continue
+            part = queries[start : start + batch]
+            rows, arrays = _embedded(towers, part)
+            failed = sum(error is not None for error in rows["error"])
+            store.write(index, rows, arrays, {"queries": len(part), "failed": failed})
+            done += len(part)
+            progress(done, len(queries))
+        store.finish()
+        failed = sum(part["failed"] for part in store.facts)
+    return Outcome(Path(folder), done, failed, resumed)
+
+
+def _embedded(
+    towers: Towers, queries: Sequence[Query]
+) -> tuple[dict[str, list[Any]], dict[str, Any]]:
+    from fusevlm.backends.images import load_image
+
+    texts = towers.texts([q.question or " " for q in queries])
+    images = np.zeros_like(texts.vectors)
+    errors: list[str | None] = []
+    for k, query in enumerate(queries):
+        try:
+            if not query.images:
+                raise FuseError("the query has no image.")
+            mean = towers.images([load_image(i) for i in query.images]).mean(axis=0)
+            images[k] = mean / np.linalg.norm(mean)
+            errors.append(None)
+        except (FuseError, ValueError, RuntimeError) as error:
+            errors.append(str(error))
+    rows: dict[str, list[Any]] = {
+        "query_id": [q.id for q in queries],
+        "error": errors,
+        "text_truncated": [bool(cut) for cut in texts.truncated],
+    }
+    return rows, {"image": images, "text": texts.vectors}
