@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -68,7 +70,7 @@ def sample_stage(
         "decoding": None if decoding is None else asdict(decoding),
         "half": half,
         "keep": "hidden" if gram_of is None else "gram",
-        "queries": [q.id for q in queries],
+        "queries": _fingerprint(queries),
     }
     gram = None if gram_of is None else _whitened_gram(gram_of)
     with PartStore(folder, GENERATIONS, settings) as store:
@@ -87,6 +89,15 @@ def sample_stage(
         failed = sum(part["failed"] for part in store.facts)
         near = sum(part["near_boundary"] for part in store.facts)
     return Outcome(Path(folder), done, failed, resumed, near)
+
+
+def _fingerprint(queries: Sequence[Query]) -> str:
+    """How many queries, and a digest of ids, questions and image names in order."""
+    digest = hashlib.sha256()
+    for query in queries:
+        names = [str(i) if isinstance(i, str | Path) else type(i).__name__ for i in query.images]
+        digest.update(json.dumps([query.id, query.question, names, list(query.history)]).encode())
+    return f"{len(queries)} queries, {digest.hexdigest()[:16]}"
 
 
 def _whitened_gram(fuse: Fuse) -> Whiten:
@@ -115,7 +126,7 @@ def embed_stage(
     cannot be read keeps its row, with the error and zero vectors, and is left out downstream.
     """
     batch = checks.count(batch, "batch")
-    settings = {"towers": name, "batch": batch, "queries": [q.id for q in queries]}
+    settings = {"towers": name, "batch": batch, "queries": _fingerprint(queries)}
     with PartStore(folder, EMBEDDINGS, settings) as store:
         resumed = sum(part["queries"] for part in store.facts)
         done = resumed

@@ -172,6 +172,46 @@ def test_a_bug_is_not_a_query_error(llava, monkeypatch):
         list(llava.sample([make_query(0)], 4, HEAT, seed=0))
 
 
+def test_equal_ids_in_a_batch_are_refused(llava):
+    with pytest.raises(InputError, match="same id"):
+        list(llava.sample([make_query(0), make_query(0)], 4, HEAT, seed=0))
+
+
+def test_sliding_windows_take_the_repeated_cache_and_say_so(caplog):
+    """A window shorter than the prompt: the shared prefix would attend too far."""
+    from transformers import AutoModelForImageTextToText, MistralConfig
+
+    config, (processor, image) = tiny.llava()
+    config.text_config = MistralConfig(**tiny.text_sizes(), sliding_window=8)
+    processor.chat_template = tiny.CHAT.replace("IMAGE", image)
+    torch.manual_seed(0)
+    model = AutoModelForImageTextToText.from_config(config)
+    with caplog.at_level(logging.WARNING):
+        backend = HuggingFace(model, processor, decoding=Decoding(max_new_tokens=4))
+    assert "using the repeated cache" in caplog.text
+    (found,) = backend.sample([make_query(0)], 4, HEAT, seed=0)
+    assert (found.error, found.path) == (None, "repeated_cache")
+    inputs = backend.prepare(make_query(0))
+    length = inputs["input_ids"].shape[1]
+    tokens = list(found.answer_token_ids)
+    inputs["input_ids"] = torch.cat([inputs["input_ids"], torch.tensor([tokens])], dim=1)
+    inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
+    with torch.inference_mode():
+        plain = backend.model(**inputs).logits[0, length - 1 :].log_softmax(dim=-1)
+    expected = [float(plain[t, token]) for t, token in enumerate(tokens)]
+    np.testing.assert_allclose(found.samples.answer_logprobs[: len(tokens)], expected, atol=1e-4)
+
+
+def test_a_template_with_its_own_bos_does_not_get_a_second_one():
+    model, processor = tiny.build("llava")
+    backend = HuggingFace(model, processor)
+    plain = backend.prepare(make_query(0))["input_ids"][0].tolist()
+    processor.chat_template = "<s>" + processor.chat_template
+    with_bos = backend.prepare(make_query(0))["input_ids"][0].tolist()
+    assert with_bos.count(1) == 1
+    assert len(with_bos) == len(plain) + 1
+
+
 def test_stop_strings_end_an_answer_and_are_cut_off():
     model, processor = tiny.build("llava")
     free = HuggingFace(model, processor, decoding=Decoding(max_new_tokens=8))

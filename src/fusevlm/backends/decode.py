@@ -132,6 +132,7 @@ def pick(logits: torch.Tensor, heat: FloatArray, u: FloatArray, settings: Decodi
         temperatures = torch.as_tensor(heat[cut], dtype=part.dtype, device=part.device)
         p = draws.warp(part, temperatures, top_p=settings.top_p, top_k=settings.top_k)
         token, near = draws.choose(p, torch.as_tensor(u[cut], device=part.device))
+        near |= (temperatures == 0) & draws.near_ties(part)
         index = token[:, None]
         plain = part.gather(-1, index)[:, 0] - part.logsumexp(dim=-1)
         found.append((token, plain, p.gather(-1, index)[:, 0].log(), near))

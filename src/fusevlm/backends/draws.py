@@ -79,6 +79,12 @@ def choose(p: torch.Tensor, u: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor
     return token[:, 0], near[:, 0]
 
 
+def near_ties(logits: torch.Tensor) -> torch.Tensor:
+    """Rows whose greedy choice another batch layout might make otherwise."""
+    top = logits.topk(2, dim=-1).values
+    return top[:, 0] - top[:, 1] < NEAR_BOUNDARY
+
+
 def _last_possible(p: torch.Tensor) -> torch.Tensor:
     """Index of the last token with any probability, where rounding could carry u past the end."""
     return p.shape[-1] - 1 - (p.flip(-1) > 0).to(torch.uint8).argmax(dim=-1)

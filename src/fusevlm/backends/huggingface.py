@@ -91,6 +91,8 @@ class HuggingFace:
         """Sample all queries of one batch together; yields one Generation per query, in order."""
         n = checks.count(n, "n")
         checks.vector(temperatures, "temperatures", length=n)
+        if len({q.id for q in queries}) < len(queries):
+            raise InputError("two queries of a batch have the same id; ids must be unique.")
         prompts = {q.id: self._prefill(q) for q in queries}
         ready = [p for p in prompts.values() if isinstance(p, Prompt)]
         found = self._decode(ready, temperatures, seed)
@@ -112,7 +114,12 @@ class HuggingFace:
         text = self.decoding.prompt.format(question=query.question)
         turns.append({"role": "user", "content": [*content, {"type": "text", "text": text}]})
         prompt = _chat(self.processor, turns)
-        inputs = self.processor(images=images or None, text=[prompt], return_tensors="pt")
+        # a template that writes the BOS token itself must not get a second one
+        bos = self.tokenizer.bos_token
+        special = not (bos and prompt.startswith(bos))
+        inputs = self.processor(
+            images=images or None, text=[prompt], add_special_tokens=special, return_tensors="pt"
+        )
         inputs.pop("labels", None)
         length = inputs["input_ids"].shape[1]
         limit = getattr(self.decoder.config, "max_position_embeddings", None)
@@ -244,9 +251,10 @@ def _eos_ids(model: Any, tokenizer: Any) -> frozenset[int]:
 
 def _share_prefix(model: Any, decoder: Any) -> bool:
     """Switch the decoder to shared-prefix attention; False (and said) where it does not apply."""
-    kinds = set(getattr(decoder.config, "layer_types", None) or ["full_attention"])
-    if kinds - {"full_attention"}:
-        logger.warning("layers of kind %s: using the repeated cache.", ", ".join(sorted(kinds)))
+    kinds = getattr(decoder.config, "layer_types", None)
+    window = getattr(decoder.config, "sliding_window", None)
+    if set(kinds) != {"full_attention"} if kinds else window is not None:
+        logger.warning("not all layers attend to the whole prompt: using the repeated cache.")
         return False
     shared_prefix.register()
     try:

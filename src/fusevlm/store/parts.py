@@ -1,12 +1,13 @@
 """A run folder: numbered parts of rows and arrays, resumable after a crash at any point.
 
-    RUN/manifest.json            what made the run, and which parts are whole
+    RUN/manifest.json            what made the run, and whether it is complete
     RUN/part-00007.parquet       rows
     RUN/part-00007.safetensors   arrays
+    RUN/part-00007.json          the part's own manifest: facts and checksums
     RUN/.lock                    held while a process writes
 
-A part's files are written first (temporary name, fsync, rename), the manifest that names them last.
-Whatever the manifest does not name was interrupted, and is removed on the next start.
+A part's files are written first (temporary name, fsync, rename), its manifest last. A part without
+one was interrupted, and is removed on the next start. Cost per part does not grow with the run.
 """
 
 from __future__ import annotations
@@ -102,8 +103,9 @@ class PartStore:
             for ending, payload in payloads.items():
                 write_atomically(self._path(index, ending), payload)
             digests = {k: hashlib.sha256(v).hexdigest() for k, v in payloads.items()}
-            self._parts[index] = {"index": index, **facts, "sha256": digests}
-            self._write_manifest(complete=False)
+            part = {"index": index, **facts, "sha256": digests}
+            write_atomically(self._path(index, "json"), json.dumps(part).encode())
+            self._parts[index] = part
         except OSError as error:
             raise ArtefactError(
                 f"cannot write part {index} of {self.folder}: {error.strerror or error}. Finished "
@@ -129,14 +131,12 @@ class PartStore:
                     f"{head['settings'].get(name)!r} and is now {self.settings.get(name)!r}. "
                     f"Use the old value, or another folder."
                 )
-            self._parts = {part["index"]: part for part in head["parts"]}
-        named = {
-            self._path(index, ending).name
-            for index in self._parts
-            for ending in ("parquet", "safetensors")
-        }
+        else:
+            self._write_manifest(complete=False)
+        self._parts = {part["index"]: part for part in _finished(self.folder)}
         for path in self.folder.iterdir():
-            left_over = path.name.startswith("part-") and path.name not in named
+            number = path.name.removeprefix("part-").partition(".")[0]
+            left_over = path.name.startswith("part-") and int(number) not in self._parts
             if left_over or path.name.endswith(".tmp"):
                 path.unlink()
 
@@ -146,7 +146,6 @@ class PartStore:
             "schema_version": SCHEMA_VERSION,
             "complete": complete,
             "settings": self.settings,
-            "parts": self.facts,
         }
         write_atomically(self.folder / MANIFEST, json.dumps(head, indent=1).encode())
 
@@ -182,15 +181,27 @@ def read_parts(
 
     parquet = extra("pyarrow.parquet", "reading a run", "frames")
     pa = extra("pyarrow", "reading a run", "frames")
-    for part in sorted(read_manifest(folder, kind)["parts"], key=lambda p: p["index"]):
+    read_manifest(folder, kind)
+    for part in sorted(_finished(Path(folder)), key=lambda p: int(p["index"])):
         payload = {}
         for ending, digest in part["sha256"].items():
             path = Path(folder) / f"part-{part['index']:05d}.{ending}"
             payload[ending] = path.read_bytes() if path.exists() else b""
             if hashlib.sha256(payload[ending]).hexdigest() != digest:
                 raise ArtefactError(
-                    f"{path} is missing or damaged. Delete {MANIFEST}'s entry by removing the "
-                    f"folder, and make the run again."
+                    f"{path} is missing or damaged. Delete part-{part['index']:05d}.json and run "
+                    f"the same command again: it makes that part anew."
                 )
         table = parquet.read_table(pa.BufferReader(payload["parquet"]))
         yield table.to_pydict(), load(payload["safetensors"])
+
+
+def _finished(folder: Path) -> list[dict[str, Any]]:
+    """The manifests of all finished parts."""
+    found = []
+    for path in folder.glob("part-*.json"):
+        try:
+            found.append(json.loads(path.read_bytes()))
+        except (OSError, ValueError) as error:
+            raise ArtefactError(f"{path} cannot be read: {error}. Delete it to redo it.") from error
+    return found
