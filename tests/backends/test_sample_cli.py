@@ -48,6 +48,8 @@ def test_sample_writes_a_run_and_says_what_failed(folder, capsys):
     captured = capsys.readouterr()
     assert "4 of them in an earlier run" in captured.out
     assert captured.err == ""
+    assert main([words[0], *words[3:]]) == 1
+    assert "say --model FOLDER_OR_NAME, or --preset paper" in capsys.readouterr().err
     assert main([*words, "--seed", "1"]) == 1
     assert "seed was 0 and is now 1" in capsys.readouterr().err
 

@@ -25,8 +25,6 @@ from fusevlm.types import Generation, Query, Samples
 
 logger = logging.getLogger(__name__)
 
-PAPER = {"source": "llava-hf/llava-1.5-13b-hf", "n": 50, "temperature": "mct"}
-
 # what a broken query can raise inside a processor or a model; anything else is a bug and surfaces
 QUERY_ERRORS = (FuseError, ValueError, TypeError, IndexError, KeyError, RuntimeError, OSError)
 

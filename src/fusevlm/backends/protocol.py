@@ -11,6 +11,15 @@ from fusevlm.checks import FloatArray
 from fusevlm.errors import InputError
 from fusevlm.types import Generation, Query
 
+# the paper's setting (section 5.5)
+PAPER_SAMPLING = {
+    "model": "llava-hf/llava-1.5-13b-hf",
+    "n": 50,
+    "temperature": "mct",
+    "max_new_tokens": 16,
+}
+PAPER_TOWERS = "openai/clip-vit-large-patch14-336"
+
 SHORT_ANSWER = "{question}\nAnswer the question using a single word or phrase."
 
 

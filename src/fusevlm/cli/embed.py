@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import argparse
 
+from fusevlm.backends.protocol import PAPER_TOWERS
 from fusevlm.cli.progress import progress_line
 
 EPILOG = """\
 examples:
-  fusevlm embed --towers openai/clip-vit-large-patch14-336 --queries vqa.jsonl \\
-      --images val2014 --out runs/clip
+  fusevlm embed --queries vqa.jsonl --images val2014 --out runs/clip
   fusevlm embed --towers ./my-clip --queries questions.csv --out runs/mine-clip
 
 run the same command again to go on after an interruption;
@@ -17,7 +17,9 @@ exit code 3 says that some queries failed"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--towers", required=True, help="folder or hub name of CLIP or SigLIP")
+    parser.add_argument(
+        "--towers", default=PAPER_TOWERS, help="folder or hub name of CLIP or SigLIP (the paper's)"
+    )
     parser.add_argument("--queries", required=True, help="CSV, JSON-lines or Parquet of queries")
     parser.add_argument("--images", help="folder of the images (default: beside the queries)")
     parser.add_argument("--out", required=True, help="run folder")

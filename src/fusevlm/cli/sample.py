@@ -8,22 +8,19 @@ from fusevlm.cli.progress import progress_line
 
 EPILOG = """\
 examples:
-  fusevlm sample --model llava-hf/llava-1.5-13b-hf --queries vqa.jsonl \\
-      --images val2014 --out runs/vqa --preset paper
+  fusevlm sample --preset paper --queries vqa.jsonl --images val2014 --out runs/vqa
   fusevlm sample --model ./my-vlm --queries questions.csv --out runs/mine -n 20 --temperature 0.7
 
 run the same command again to go on after an interruption;
 exit code 3 says that some queries failed"""
 
-PAPER = {"n": 50, "temperature": "mct", "max_new_tokens": 16}
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--model", required=True, help="folder or hub name of an image-text model")
+    parser.add_argument("--model", help="folder or hub name of an image-text model")
     parser.add_argument("--queries", required=True, help="CSV, JSON-lines or Parquet of queries")
     parser.add_argument("--images", help="folder of the images (default: beside the queries)")
     parser.add_argument("--out", required=True, help="run folder")
-    parser.add_argument("--preset", choices=["paper"], help="the paper's setting: n=50, MCT")
+    parser.add_argument("--preset", choices=["paper"], help="LLaVA-1.5-13b, n=50, MCT")
     parser.add_argument("-n", type=int, default=20, help="samples per query (20)")
     parser.add_argument("--temperature", default="mct", help="mct, uniform or a number (mct)")
     parser.add_argument("--max-new-tokens", type=int, default=16, help="token limit (16)")
@@ -54,13 +51,17 @@ def run(args: argparse.Namespace) -> int:
         checks.extra(module, "fusevlm sample", "torch")
     from fusevlm.backends import temperatures
     from fusevlm.backends.huggingface import HuggingFace
-    from fusevlm.backends.protocol import SHORT_ANSWER, Decoding
+    from fusevlm.backends.protocol import PAPER_SAMPLING, SHORT_ANSWER, Decoding
     from fusevlm.cli import EXIT_OK, EXIT_PARTIAL
+    from fusevlm.errors import InputError
     from fusevlm.fuse import Fuse
     from fusevlm.stages import sample_stage
 
     if args.preset == "paper":
-        vars(args).update(PAPER)
+        model = args.model or PAPER_SAMPLING["model"]
+        vars(args).update({**PAPER_SAMPLING, "model": model})
+    if args.model is None:
+        raise InputError("no model: say --model FOLDER_OR_NAME, or --preset paper.")
     decoding = Decoding(
         prompt=args.prompt or SHORT_ANSWER,
         max_new_tokens=args.max_new_tokens,
