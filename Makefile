@@ -8,7 +8,7 @@ PIP_INSTALL := $(RUN)/python -m pip install --quiet --disable-pip-version-check 
 # two threads on busy cores can be far slower than one
 export OMP_NUM_THREADS = 1
 
-.PHONY: demo test test-all lint bench mutants docs clean
+.PHONY: demo test test-all lint bench bench-adapter mutants docs clean
 
 demo: $(VENV)/.core
 	$(RUN)/fusevlm demo $(ARGS)
@@ -26,6 +26,9 @@ lint: $(VENV)/.test
 
 bench: $(VENV)/.test
 	$(RUN)/python -m benchmarks $(ARGS)
+
+bench-adapter: $(VENV)/.test
+	$(RUN)/python -m benchmarks.adapter --minutes 10 --out adapter-benchmark.json $(ARGS)
 
 mutants: $(VENV)/.test
 	$(RUN)/python -m tests.mutants $(ARGS)

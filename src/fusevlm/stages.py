@@ -16,6 +16,7 @@ from fusevlm import checks
 from fusevlm.checks import FloatArray
 from fusevlm.errors import FuseError
 from fusevlm.responses import response_rows
+from fusevlm.store.embeddings import KIND as EMBEDDINGS
 from fusevlm.store.generations import KIND as GENERATIONS
 from fusevlm.store.generations import Whiten, write_generations
 from fusevlm.store.parts import PartStore
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from fusevlm.backends.protocol import Backend, Decoding
     from fusevlm.fuse import Fuse
 
-EMBEDDINGS = "fusevlm.embeddings"
 Progress = Callable[[int, int], None]  # queries done, queries in all
 
 

@@ -15,7 +15,8 @@ from fusevlm.backends.temperatures import stratified
 from fusevlm.cli import main
 from fusevlm.data.queries import read_queries
 from fusevlm.errors import InputError
-from fusevlm.stages import EMBEDDINGS
+from fusevlm.store.embeddings import KIND as EMBEDDINGS
+from fusevlm.store.embeddings import read_embeddings
 from fusevlm.store.generations import read_generations
 from fusevlm.store.parts import read_parts
 
@@ -83,6 +84,9 @@ def test_embed_writes_paired_unit_vectors(folder, capsys):
     np.testing.assert_allclose(np.linalg.norm(image, axis=1), [1, 1, 1, 0], atol=1e-6)
     np.testing.assert_allclose(np.linalg.norm(text_vectors, axis=1), 1.0, atol=1e-6)
     assert parts[1][0]["error"][0] is not None
+    ids, pairs = read_embeddings(folder / "clip")
+    assert ids == ["v0", "v1", "v2"]
+    np.testing.assert_array_equal(pairs["image"], image[:3])
 
 
 def test_queries_from_files(tmp_path):

@@ -1,0 +1,173 @@
+"""``fusevlm adapter train|apply``: the GP adapter on stored embeddings."""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import io
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fusevlm import checks, store
+from fusevlm.adapter.options import NORMS, PRESETS
+from fusevlm.adapter.pairs import LAYOUTS, read_pairs
+from fusevlm.errors import ArtefactError, InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from fusevlm.adapter.gp import GpAdapter
+    from fusevlm.adapter.train import Progress
+
+EPILOG = """\
+examples:
+  fusevlm adapter train runs/clip --out adapter
+  fusevlm adapter train --image image.npy --text text.npy --inducing 100 --out adapter
+  fusevlm adapter apply adapter queries.parquet --out statistics.csv
+  torchrun --nproc-per-node 2 -m fusevlm.cli adapter train pairs.npy --out adapter
+
+an interrupted training goes on where it stopped when the same command is given again"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True, dest="action")
+    learn = actions.add_parser("train", help="fit an adapter on pairs", epilog=EPILOG,
+                               formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
+    _add_pairs(learn)
+    learn.add_argument("--out", required=True, metavar="DIR", help="folder for the adapter")
+    learn.add_argument("--preset", choices=tuple(PRESETS), default="default", help="(default)")
+    learn.add_argument("--latent", type=int, metavar="Q", help="latent dimensions (10)")
+    learn.add_argument("--inducing", type=int, metavar="M", help="inducing points (250)")
+    learn.add_argument("--ard", action="store_true", help="a lengthscale per latent dimension")
+    learn.add_argument("--steps", type=int, help="full-batch steps at most (300)")
+    learn.add_argument("--epochs", type=int, help="passes over the pairs, preset paper (200)")
+    learn.add_argument("--batch-size", type=int, help="pairs in a step, preset paper (128)")
+    learn.add_argument("--lr", type=float, help="learning rate, latents' too")
+    learn.add_argument("--held-out", type=float, metavar="SHARE", help="for early stopping (0.05)")
+    learn.add_argument("--norm", choices=NORMS, help="rows of another norm than 1: refuse, "
+                       "divide, or leave (unit)")  # fmt: skip
+    learn.add_argument("--seed", type=int, help="of the split and the start (0)")
+    learn.add_argument("--checkpoint-every", type=int, default=25, metavar="STEPS", help="(25)")
+    learn.add_argument("--fresh", action="store_true", help="forget an interrupted training")
+    learn.add_argument("--quiet", action="store_true", default=argparse.SUPPRESS,
+                       help="print results and errors only")  # fmt: skip
+    use = actions.add_parser("apply", help="statistics of new pairs", epilog=EPILOG,
+                             formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
+    use.add_argument("adapter", metavar="DIR", help="folder of a trained adapter")
+    _add_pairs(use)
+    use.add_argument("--out", required=True, metavar="FILE", help=".parquet or .csv to write")
+    use.add_argument("--joint", action="store_true", help="one latent for both modalities")
+    use.add_argument("--quiet", action="store_true", default=argparse.SUPPRESS,
+                     help="print results and errors only")  # fmt: skip
+
+
+def _add_pairs(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("pairs", nargs="?", metavar="PAIRS", help=LAYOUTS)
+    parser.add_argument("--image", metavar="NPY", help="image embeddings [N, D]")
+    parser.add_argument("--text", metavar="NPY", help="text embeddings [N, D]")
+    parser.add_argument("--device", default="cpu", help="cpu, cuda, cuda:1 … (cpu)")
+
+
+def run(args: argparse.Namespace) -> int:
+    checks.extra("torch", "the GP adapter", "adapter")
+    pairs = read_pairs(args.pairs, image=args.image, text=args.text)
+    return _train(args, pairs) if args.action == "train" else _apply(args, pairs)
+
+
+CHANGES = {  # argument: option of the adapter
+    "latent": "n_latent", "inducing": "n_inducing", "steps": "steps", "epochs": "epochs",
+    "batch_size": "batch_size", "held_out": "held_out", "norm": "norm", "seed": "seed",
+}  # fmt: skip
+
+
+def _train(args: argparse.Namespace, pairs: dict[str, Any]) -> int:
+    from fusevlm.adapter.gp import GpAdapter
+    from fusevlm.adapter.parallel import join_team, leave_team
+
+    changes = {o: getattr(args, a) for a, o in CHANGES.items() if getattr(args, a) is not None}
+    if args.lr is not None:
+        changes |= {"lr": args.lr, "latent_lr": args.lr}
+    if args.ard:
+        changes["ard"] = True
+    adapter = GpAdapter(args.preset, device=args.device, **changes)
+    team = join_team()
+    show = None if args.quiet or team.rank != 0 else _progress_line()
+    adapter.fit(
+        pairs.get("image"),
+        pairs.get("text"),
+        folder=args.out,
+        checkpoint_every=args.checkpoint_every,
+        fresh=args.fresh,
+        progress=show,
+        team=team,
+    )
+    if team.rank == 0:
+        if show is not None:
+            print(file=sys.stderr)
+        adapter.save(args.out)
+        print(_summary(adapter, args.out))
+    leave_team(team)
+    return 0
+
+
+def _progress_line() -> Callable[[Progress], None]:
+    """One line on stderr, rewritten: step, bound, held-out likelihood, time left."""
+
+    def show(p: Progress) -> None:
+        held = "" if p.held_out is None else f"  held-out {p.held_out:.4f}"
+        left = f"{int(p.seconds_left) // 60}:{int(p.seconds_left) % 60:02d}"
+        line = f"step {p.step}/{p.n_steps}  bound {p.bound:.4f}{held}  at most {left} left"
+        print(f"\r{line:<78}", end="", file=sys.stderr, flush=True)
+
+    return show
+
+
+def _summary(adapter: GpAdapter, folder: str) -> str:
+    r = adapter.fitted.record
+    lines = [
+        f"pairs {r.n_pairs}, held out {r.n_held_out}",
+        f"steps {r.steps} in {r.seconds:.1f} s: {r.finished}",
+        f"bound {r.objective[-1]:.10g} nat per pair and output (it began at {r.objective[0]:.6g})",
+    ]
+    if r.held_out:
+        lines.append(f"held-out {max(r.held_out):.6g} at step {r.best_step}, which is kept")
+    if r.kl is not None:
+        lines.append(f"L_KL {r.kl:.6g} nat per pair (reported, weight {adapter.options.lambda2:g})")
+    return "\n".join([*lines, f"adapter: {folder}"])
+
+
+def _apply(args: argparse.Namespace, pairs: dict[str, Any]) -> int:
+    from fusevlm.adapter.gp import GpAdapter
+
+    target = Path(args.out)
+    if target.suffix not in (".parquet", ".csv"):
+        raise InputError(f"--out is {target}; expected a .parquet or .csv file.")
+    adapter = GpAdapter.load(args.adapter, device=args.device)
+    found = adapter.statistics(pairs.get("image"), pairs.get("text"), joint=args.joint)
+    columns: dict[str, list[Any]] = {name: values.tolist() for name, values in found.items()}
+    if "query_id" in pairs:
+        columns = {"query_id": pairs["query_id"], **columns}
+    payload = _parquet(columns) if target.suffix == ".parquet" else _csv(columns)
+    try:
+        store.write_atomically(target, payload)
+    except OSError as error:
+        raise ArtefactError(f"cannot write {target}: {error}. Choose another --out.") from error
+    print(f"{len(found[adapter.primary])} rows of {', '.join(found)}: {target}")
+    return 0
+
+
+def _csv(columns: dict[str, list[Any]]) -> bytes:
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(columns)
+    writer.writerows(zip(*columns.values(), strict=True))
+    return text.getvalue().encode()
+
+
+def _parquet(columns: dict[str, list[Any]]) -> bytes:
+    arrow = checks.extra("pyarrow", "writing Parquet", "frames")
+    parquet = checks.extra("pyarrow.parquet", "writing Parquet", "frames")
+    buffer = io.BytesIO()
+    parquet.write_table(arrow.table(columns), buffer)
+    return buffer.getvalue()
