@@ -2,13 +2,14 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV ?= .venv
 PIP_ARGS ?=
+SEED ?= 0
 RUN := $(VENV)/bin
 PIP_INSTALL := $(RUN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) -c constraints.txt
 
 # two threads on busy cores can be far slower than one
 export OMP_NUM_THREADS = 1
 
-.PHONY: demo test test-all lint bench bench-adapter mutants docs clean
+.PHONY: demo embedded test test-all lint bench bench-adapter mutants docs clean
 
 demo: $(VENV)/.core
 	$(RUN)/fusevlm demo $(ARGS)
@@ -23,6 +24,9 @@ lint: $(VENV)/.test
 	$(RUN)/ruff check .
 	$(RUN)/ruff format --check .
 	$(RUN)/mypy
+
+embedded: $(VENV)/.test
+	$(RUN)/python -m fusevlm.embedded.train --out runs/embedded-$(SEED) --seed $(SEED) $(ARGS)
 
 bench: $(VENV)/.test
 	$(RUN)/python -m benchmarks $(ARGS)

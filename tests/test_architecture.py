@@ -24,6 +24,7 @@ LAYERS = [
     {"model"},
     {"fuse"},
     {"stages"},
+    {"embedded"},
     {"cli"},
 ]
 NUMPY_AND_SCIPY_ONLY = {"maths", "metrics", "calibrate", "priors"}

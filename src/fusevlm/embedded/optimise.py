@@ -1,0 +1,147 @@
+"""A seeded, checkpointed training loop: step t is a function of the state and t alone."""
+
+from __future__ import annotations
+
+import math
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fusevlm import store
+from fusevlm.errors import ArtefactError
+
+KIND, MANIFEST, SCHEMA_VERSION = "fusevlm.embedded.Checkpoint", "checkpoint.json", 1
+WARM_UP = 0.06  # share of the steps
+CLIP_NORM = 1.0
+Report = Callable[[int, int, float, float], None]  # done, steps, loss, seconds left
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """Weights and AdamW's moments by parameter name, after ``step`` steps of ``task``."""
+
+    task: dict[str, Any]
+    step: int
+    losses: list[float]
+    arrays: dict[str, dict[str, Any]]
+
+
+def learning_rate(step: int, steps: int, peak: float) -> float:
+    """Linear warm-up, then half a cosine to nothing."""
+    warm = max(1, round(WARM_UP * steps))
+    if step < warm:
+        return peak * (step + 1) / warm
+    return peak * 0.5 * (1.0 + math.cos(math.pi * (step - warm) / max(1, steps - warm)))
+
+
+def optimise(
+    model: torch.nn.Module,
+    loss_at: Callable[[int], Tensor],
+    *,
+    steps: int,
+    lr: float,
+    folder: Path,
+    task: dict[str, Any],
+    weight_decay: float = 0.05,
+    every: int = 100,
+    report: Report = lambda done, steps, loss, left: None,
+) -> list[float]:
+    """Minimise ``loss_at(step)`` by AdamW; the losses of all steps.
+
+    A checkpoint of the same ``task`` in ``folder`` is gone on with, one of another is refused.
+    """
+    named = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    optimiser = torch.optim.AdamW(
+        [
+            {"params": [p for p in named.values() if p.ndim > 1], "weight_decay": weight_decay},
+            {"params": [p for p in named.values() if p.ndim <= 1], "weight_decay": 0.0},
+        ],
+        lr=lr,
+        betas=(0.9, 0.98),
+    )
+    task = {**task, "steps": steps, "lr": lr}
+    losses = _resume(folder, task, named, optimiser)
+    begun, first = time.monotonic(), len(losses)
+    model.train()
+    for step in range(first, steps):
+        for group in optimiser.param_groups:
+            group["lr"] = learning_rate(step, steps, lr)
+        optimiser.zero_grad()
+        loss = loss_at(step)
+        torch.autograd.backward(loss)
+        torch.nn.utils.clip_grad_norm_(list(named.values()), CLIP_NORM)
+        optimiser.step()
+        losses.append(float(loss.detach()))
+        done = step + 1
+        left = (time.monotonic() - begun) / (done - first) * (steps - done)
+        report(done, steps, losses[-1], left)
+        if done % every == 0 or done == steps:
+            _save(folder, task, done, losses, named, optimiser)
+    model.eval()
+    return losses
+
+
+def _save(
+    folder: Path,
+    task: dict[str, Any],
+    step: int,
+    losses: list[float],
+    named: dict[str, torch.nn.Parameter],
+    optimiser: torch.optim.Optimizer,
+) -> None:
+    groups: dict[str, dict[str, Any]] = {"weights": {}, "exp_avg": {}, "exp_avg_sq": {}}
+    for name, p in named.items():
+        groups["weights"][name] = p.detach().numpy()
+        state = optimiser.state.get(p, {})  # a parameter without gradient has none
+        for key in ("exp_avg", "exp_avg_sq"):
+            if key in state:
+                groups[key][name] = state[key].numpy()
+    saved = Checkpoint(task, step, losses, groups)
+    store.save_object(folder / f"{step:08d}", MANIFEST, KIND, SCHEMA_VERSION, saved)
+    for old in _numbered(folder)[1:]:
+        shutil.rmtree(old, ignore_errors=True)
+
+
+def _numbered(folder: Path) -> list[Path]:
+    """Checkpoint folders, newest first."""
+    if not folder.is_dir():
+        return []
+    return sorted((p for p in folder.iterdir() if p.name.isdigit()), reverse=True)
+
+
+def _resume(
+    folder: Path,
+    task: dict[str, Any],
+    named: dict[str, torch.nn.Parameter],
+    optimiser: torch.optim.Optimizer,
+) -> list[float]:
+    """Load the newest whole checkpoint into model and optimiser; the losses so far."""
+    for place in _numbered(folder):
+        try:
+            found: Checkpoint = store.load_object(
+                place, MANIFEST, KIND, SCHEMA_VERSION, {"Checkpoint": Checkpoint}, {}
+            )
+        except ArtefactError:
+            continue  # cut short while it was written; the one before it is whole
+        if found.task != task:
+            raise ArtefactError(
+                f"{place} belongs to another run: {found.task}, now {task}. Use the same seed and "
+                f"minutes, or another --out."
+            )
+        with torch.no_grad():
+            for name, p in named.items():
+                p.copy_(torch.tensor(found.arrays["weights"][name]))
+                if name in found.arrays["exp_avg"]:
+                    optimiser.state[p] = {
+                        "step": torch.tensor(float(found.step)),
+                        "exp_avg": torch.tensor(found.arrays["exp_avg"][name]),
+                        "exp_avg_sq": torch.tensor(found.arrays["exp_avg_sq"][name]),
+                    }
+        return list(found.losses)
+    return []

@@ -1,0 +1,236 @@
+"""The embedded models: tokens, packing, training steps, saving, resuming."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from fusevlm.backends.embedders import Towers
+from fusevlm.backends.huggingface import HuggingFace
+from fusevlm.embedded import models, packing, questions, recipes, scenes, train
+from fusevlm.embedded.optimise import learning_rate, optimise
+from fusevlm.embedded.pictures import as_image
+from fusevlm.errors import ArtefactError, InputError
+
+transformers.logging.set_verbosity_error()
+transformers.logging.disable_progress_bar()
+
+TINY = train.Plan(
+    seed=3, dual_steps=3, dual_images=8, vlm_steps=4, vlm_images=4, vlm_questions=2,
+    asker_steps=2, n_pairs=48, n_latent=2, n_inducing=8, adapter_steps=3, n_scenes=24,
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def some():
+    return scenes.split("train")[:24]
+
+
+def segments(scenes_, rng, n=3):
+    return [
+        [
+            packing.segment(a.question + models.INSTRUCTION, a.answer)
+            for a in (questions.draw(s, rng) for _ in range(n))
+        ]
+        for s in scenes_
+    ]
+
+
+def test_every_text_survives_the_tokenizer():
+    texts = {q for kind in questions.KINDS.values() for q in (*kind.seen, *kind.unseen)}
+    for scene in scenes.split("train")[:400]:
+        for asked in (*questions.package_questions(scene), *questions.derived_questions(scene)):
+            texts |= {asked.question, asked.answer}
+    for text in texts:
+        ids = models.encode(text)
+        assert models.UNK not in ids, text
+        assert models.tokenizer().decode(ids, skip_special_tokens=True) == text
+
+
+def test_digits_are_tokens_of_their_own():
+    tokens = models.tokenizer().convert_ids_to_tokens(models.encode("35"))
+    assert tokens == [models.SPACE, "3", "5"]
+
+
+def test_packed_segments_have_the_logits_of_prompts_of_their_own(some):
+    model = models.language_model(0).eval()
+    rows = segments(some[:3], np.random.default_rng(0))
+    pixels = models.as_tensor(scenes.read_pixels(some[:3]))
+    ids, _ = packing.pack(rows)
+    with torch.inference_mode():
+        packed = packing.packed_logits(model, packing.image_features(model, pixels), ids)
+        for b, row in enumerate(rows):
+            for k, part in enumerate(row):
+                alone = model(
+                    input_ids=torch.tensor([[*packing.PREFIX, *part.ids]]),
+                    pixel_values=pixels[b : b + 1],
+                ).logits[0, len(packing.PREFIX) :]
+                torch.testing.assert_close(packed[b, k, : len(part.ids)], alone)
+
+
+def test_labels_are_the_answer_and_its_end():
+    part = packing.segment("how wide is the shape in pixels?" + models.INSTRUCTION, "25")
+    _, labels = packing.pack([[part]])
+    kept = [int(i) for i in labels.flatten() if i != packing.IGNORED]
+    assert kept == [*models.encode("25"), models.EOS]
+
+
+def test_training_and_back_end_see_the_same_prompt(some, tmp_path):
+    models.save_half(models.language_model(0), models.answer_processor(), tmp_path)
+    backend = HuggingFace.load(str(tmp_path))
+    asked = questions.package_questions(some[0])[0]
+    query = questions.make_query("train", some[0], asked, "noise", 2)
+    given = backend.prepare(query)
+    part = packing.segment(asked.question + models.INSTRUCTION, asked.answer)
+    expected = [*packing.PREFIX, *part.ids[: part.n_prompt]]
+    assert given["input_ids"][0].tolist() == expected
+    pixels = models.as_tensor(np.asarray(query.images[0])[None])
+    torch.testing.assert_close(given["pixel_values"], pixels, atol=1e-5, rtol=0)
+
+
+def test_saved_models_load_through_the_back_ends_with_the_same_outputs(some, tmp_path):
+    clip, vlm = models.dual_encoder(1).eval(), models.language_model(1).eval()
+    models.save_half(clip, models.towers_processor(), tmp_path / "clip")
+    models.save_half(vlm, models.answer_processor(), tmp_path / "vlm")
+    pixels = scenes.read_pixels(some[:4])
+    towers = Towers.load(str(tmp_path / "clip"))
+    assert towers.model.dtype == torch.float32
+    texts = ["small red circle", "what color is the shape?"]
+    with torch.inference_mode():
+        ids, mask = packing.text_ids(texts)
+        text = clip.get_text_features(input_ids=ids, attention_mask=mask).pooler_output
+        image = clip.get_image_features(pixel_values=models.as_tensor(pixels)).pooler_output
+    unit = torch.nn.functional.normalize
+    assert np.abs(towers.texts(texts).vectors - unit(text, dim=-1).numpy()).max() < 5e-3
+    found = towers.images([as_image(p) for p in pixels])
+    assert np.abs(found - unit(image, dim=-1).numpy()).max() < 5e-3
+    backend = HuggingFace.load(str(tmp_path / "vlm"))
+    query = questions.make_query("x", some[0], questions.package_questions(some[0])[0], "clean", 0)
+    inputs = backend.prepare(query)
+    with torch.inference_mode():
+        ours, theirs = vlm(**inputs).logits, backend.model(**inputs).logits
+    torch.testing.assert_close(theirs, ours, atol=2e-2, rtol=1e-2)
+    generation = next(iter(backend.sample([query], 3, np.ones(3), 0)))
+    assert generation.error is None
+
+
+@pytest.mark.parametrize(
+    ("build", "recipe"),
+    [
+        (lambda seed: recipes.Taught(models.dual_encoder(seed)), recipes.contrast),
+        (models.language_model, recipes.answering),
+        (models.language_model, recipes.asking),
+    ],
+)
+def test_a_few_steps_lower_the_loss(build, recipe, some, tmp_path):
+    model = build(0)
+    loss_at = recipe(model, some, seed=0, images=8)
+    losses = optimise(model, loss_at, steps=14, lr=2e-3, folder=tmp_path, task={})
+    assert np.mean(losses[-3:]) < np.mean(losses[:3]) - 0.2
+
+
+def test_the_learning_rate_rises_then_falls():
+    rates = [learning_rate(t, 100, 1.0) for t in range(100)]
+    assert int(np.argmax(rates)) in (5, 6)
+    assert rates[-1] < 0.01
+
+
+def test_a_text_is_read_to_its_end():
+    """transformers pools at the largest id when EOS is 2: later words would not count."""
+    model = models.dual_encoder(0).eval()
+    ids, mask = packing.text_ids(["yellow circle", "yellow rectangle", "yellow triangle"])
+    with torch.inference_mode():
+        found = model.get_text_features(input_ids=ids, attention_mask=mask).pooler_output
+    assert float((found[0] - found[2]).abs().max()) > 1e-3
+
+
+class Stopped(Exception):
+    pass
+
+
+def weights(folder):
+    return models.load(folder).state_dict()
+
+
+def test_resumed_training_ends_where_uninterrupted_training_does(some, tmp_path):
+    def run(folder, stop_at=None):
+        model = models.language_model(0)
+        loss_at = recipes.answering(model, some, seed=0, images=4, questions=2)
+
+        def watch(done, steps, loss, left):
+            if done == stop_at:
+                raise Stopped
+
+        losses = optimise(
+            model, loss_at, steps=6, lr=1e-3, folder=folder, task={"a": 1}, every=2, report=watch
+        )
+        return model.state_dict(), losses
+
+    whole, losses = run(tmp_path / "whole")
+    with pytest.raises(Stopped):
+        run(tmp_path / "cut", stop_at=5)
+    resumed, again = run(tmp_path / "cut")
+    assert again == losses
+    for name, value in whole.items():
+        assert torch.equal(value, resumed[name]), name
+
+
+def test_a_checkpoint_of_another_task_is_refused(some, tmp_path):
+    model = recipes.Taught(models.dual_encoder(0))
+    loss_at = recipes.contrast(model, some, seed=0, images=4)
+    optimise(model, loss_at, steps=1, lr=1e-3, folder=tmp_path, task={"seed": 0})
+    with pytest.raises(ArtefactError, match="another run"):
+        optimise(model, loss_at, steps=1, lr=1e-3, folder=tmp_path, task={"seed": 1})
+
+
+def test_the_command_makes_everything_goes_on_and_refuses_another_plan(tmp_path, monkeypatch):
+    monkeypatch.setattr(train, "measure_all", lambda out, say: {})
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    train.train_all(whole, TINY)
+    facts = json.loads((whole / train.METRICS).read_text())
+    assert set(facts["stages"]) == set(train.STAGES)
+    assert sum(facts["bytes"].values()) < 12_000_000
+
+    def stop(line):
+        if train.VLM in line and " 2/" in line:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train.train_all(cut, TINY, stop)
+    assert not (cut / train.METRICS).exists()
+    train.train_all(cut, TINY)
+    for name in (train.DUAL, train.VLM, train.ASKER):
+        one, other = weights(whole / name), weights(cut / name)
+        assert all(torch.equal(value, other[key]) for key, value in one.items()), name
+    with pytest.raises(ArtefactError, match="another plan"):
+        train.train_all(whole, train.plan_for(4))
+
+
+def test_plans_scale_with_the_minutes_and_refuse_nonsense():
+    full = train.plan_for(0)
+    half = train.plan_for(0, train.NOMINAL_MINUTES / 2)
+    assert half.vlm_steps == round(full.vlm_steps / 2)
+    assert half.vlm_lr == full.vlm_lr
+    with pytest.raises(InputError, match="minutes"):
+        train.plan_for(0, 0.0)
+
+
+def test_adapter_pairs_are_clean_training_pairs():
+    pairs = train.training_pairs(TINY)
+    assert len(pairs) == 48
+    known = {s.image_id for s in scenes.split("train")}
+    for query in pairs:
+        assert query.metadata["image_id"] in known
+        assert query.metadata["severity"] == 0
+        assert not query.metadata["held_out_pair"]
+        assert not query.metadata["unseen_phrasing"]
