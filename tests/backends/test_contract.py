@@ -24,8 +24,8 @@ def family(request):
 @pytest.fixture(scope="module")
 def generations(family):
     _, backend = family
-    found = list(backend.sample([make_query(i) for i in range(4)], N, HEAT, seed=1))
-    assert [g.error for g in found] == [None] * 4
+    found = list(backend.sample([make_query(i) for i in range(8)], N, HEAT, seed=1))
+    assert [g.error for g in found] == [None] * 8
     return found
 
 
@@ -109,22 +109,25 @@ def test_the_judged_answer_is_greedy_and_not_one_of_the_samples(family, generati
 
 def test_the_same_seed_gives_the_same_bytes(family, generations):
     _, backend = family
-    again = list(backend.sample([make_query(i) for i in range(4)], N, HEAT, seed=1))
+    again = list(backend.sample([make_query(i) for i in range(8)], N, HEAT, seed=1))
     for one, two in zip(generations, again, strict=True):
         assert one.token_ids == two.token_ids
         for name in one.layers:
             np.testing.assert_array_equal(one.layers[name], two.layers[name])
-    other = list(backend.sample([make_query(i) for i in range(4)], N, HEAT, seed=2))
+    other = list(backend.sample([make_query(i) for i in range(8)], N, HEAT, seed=2))
     assert any(a.token_ids != b.token_ids for a, b in zip(generations, other, strict=True))
 
 
 def test_one_query_at_a_time_gives_the_same_tokens(family, generations):
     _, backend = family
+    compared = 0
     for i, batched in enumerate(generations):
         (alone,) = backend.sample([make_query(i)], N, HEAT, seed=1)
         if batched.n_near_boundary == alone.n_near_boundary == 0:
+            compared += 1
             assert alone.token_ids == batched.token_ids
             np.testing.assert_allclose(alone.layers["last"], batched.layers["last"], atol=1e-4)
+    assert compared >= 6  # draws near a boundary are rare, not an excuse
 
 
 def test_another_image_gives_other_states(family, generations):
@@ -139,7 +142,7 @@ def test_the_repeated_cache_agrees_and_says_so(family, generations):
     name, _ = family
     model, processor = tiny.build(name)
     slow = HuggingFace(model, processor, decoding=Decoding(max_new_tokens=5, path="repeated_cache"))
-    found = list(slow.sample([make_query(i) for i in range(4)], N, HEAT, seed=1))
+    found = list(slow.sample([make_query(i) for i in range(8)], N, HEAT, seed=1))
     assert {g.path for g in found} == {"repeated_cache"}
     for one, two in zip(generations, found, strict=True):
         if one.n_near_boundary == two.n_near_boundary == 0:
