@@ -9,7 +9,7 @@ from dataclasses import asdict
 from importlib import import_module
 from pathlib import Path
 
-NAMES = ("imports", "evidence", "sampling")  # the adapter has its own: python -m benchmarks.adapter
+NAMES = ("imports", "evidence", "sampling")  # adapter, clip: python -m benchmarks.NAME
 
 
 def main() -> int:
