@@ -11,11 +11,11 @@ import sys
 from pathlib import Path
 
 import numpy as np
+from tests.adapter.test_clip import LEVELS, blended, cross_modal_gain, mixed, split
 
 from fusevlm.adapter.gp import GpAdapter
 from fusevlm.metrics import auroc
 from fusevlm.priors import KnnPrior, MahalanobisPrior
-from tests.adapter.test_clip import LEVELS, blended, cross_modal_gain, mixed, split
 
 SHOWN = ("s", "reconstruction", "latent_distance", "disagreement", "knn", "mahalanobis")
 
@@ -78,7 +78,10 @@ def main() -> int:
     control_train, control_held = split(np.load(folder / "features_clip_random.npy"))
     control = GpAdapter(n_inducing=100).fit(*control_train)
     print("\nnat per output on held-out pairs, and the gain of the image's x* for the text\n")
-    print("| | matched | shuffled | share above | gain | gain, shuffled |\n|---|---|---|---|---|---|")
+    print(
+        "| | matched | shuffled | share above | gain | gain, shuffled |\n|---"
+        "|---|---|---|---|---|"
+    )
     print(learnt("CLIP", priors.adapter, train, held))
     print(learnt("untrained network", control, control_train, control_held))
     return 0
