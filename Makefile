@@ -3,6 +3,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV ?= .venv
 PIP_ARGS ?=
 SEED ?= 0
+LIMIT ?=
 RUN := $(VENV)/bin
 PIP_INSTALL := $(RUN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) -c constraints.txt
 
@@ -11,8 +12,8 @@ export OMP_NUM_THREADS = 1
 
 .PHONY: demo embedded test test-all lint bench bench-adapter mutants docs clean
 
-demo: $(VENV)/.core
-	$(RUN)/fusevlm demo $(ARGS)
+demo: $(VENV)/.demo
+	$(RUN)/fusevlm demo $(if $(LIMIT),--limit $(LIMIT)) --seed $(SEED) $(ARGS) || test $$? = 3
 
 test: $(VENV)/.test
 	$(RUN)/python -m pytest -m "not slow" $(ARGS)
@@ -27,6 +28,7 @@ lint: $(VENV)/.test
 
 embedded: $(VENV)/.test
 	$(RUN)/python -m fusevlm.embedded.train --out runs/embedded-$(SEED) --seed $(SEED) $(ARGS)
+	$(RUN)/python -m fusevlm.embedded.card runs/embedded-$(SEED)
 
 bench: $(VENV)/.test
 	$(RUN)/python -m benchmarks $(ARGS)
@@ -50,6 +52,10 @@ $(VENV)/.made:
 
 $(VENV)/.core: $(VENV)/.made pyproject.toml constraints.txt
 	$(PIP_INSTALL) -e .
+	touch $@
+
+$(VENV)/.demo: $(VENV)/.core
+	$(PIP_INSTALL) -e '.[embedded,report]'
 	touch $@
 
 $(VENV)/.test: $(VENV)/.core

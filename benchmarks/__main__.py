@@ -9,7 +9,8 @@ from dataclasses import asdict
 from importlib import import_module
 from pathlib import Path
 
-NAMES = ("imports", "evidence", "sampling")  # adapter, clip: python -m benchmarks.NAME
+# adapter, clip, guarantee, mmbench and scores are commands of their own: python -m benchmarks.NAME
+NAMES = ("imports", "evidence", "sampling", "ask", "annotations")
 
 
 def main() -> int:

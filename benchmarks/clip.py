@@ -79,8 +79,7 @@ def main() -> int:
     control = GpAdapter(n_inducing=100).fit(*control_train)
     print("\nnat per output on held-out pairs, and the gain of the image's x* for the text\n")
     print(
-        "| | matched | shuffled | share above | gain | gain, shuffled |\n|---"
-        "|---|---|---|---|---|"
+        "| | matched | shuffled | share above | gain | gain, shuffled |\n|---|---|---|---|---|---|"
     )
     print(learnt("CLIP", priors.adapter, train, held))
     print(learnt("untrained network", control, control_train, control_held))

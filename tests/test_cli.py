@@ -58,7 +58,7 @@ def test_moments(capsys):
 
 
 def test_demo_writes_what_it_prints(tmp_path, capsys):
-    words = ["demo", "--calibration", "120", "--test", "150", "--samples", "6"]
+    words = ["demo", "--simulation", "--limit", "240"]
     assert main([*words, "--out", str(tmp_path)]) == 0
     out = capsys.readouterr().out
     assert out.startswith("SIMULATION")
@@ -132,7 +132,7 @@ def test_broken_json_lines_are_named_by_line(tmp_path, capsys):
 def test_an_unwritable_folder_is_said(tmp_path, capsys):
     blocked = tmp_path / "file"
     blocked.write_text("")
-    words = ["demo", "--calibration", "60", "--test", "60", "--samples", "4", "--quiet"]
+    words = ["demo", "--simulation", "--limit", "160", "--quiet"]
     assert main([*words, "--out", str(blocked / "below")]) == 1
     assert "Choose another --out" in capsys.readouterr().err
 
@@ -143,7 +143,7 @@ def test_interruption_has_its_own_exit_code(monkeypatch, capsys):
 
     monkeypatch.setattr("fusevlm.cli.moments.run", interrupt)
     assert main(["moments", "4", "2"]) == 130
-    assert "interrupted" in capsys.readouterr().err
+    assert "Go on with: fusevlm moments 4 2\n" in capsys.readouterr().err
 
 
 def test_no_command_prints_the_help(capsys):

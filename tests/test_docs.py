@@ -134,7 +134,7 @@ def test_python_blocks_run_in_order(path, tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_the_readme_shows_what_the_demo_prints(tmp_path, capsys):
     shown = next(b for b in blocks(ROOT / "README.md", "text") if b.startswith("SIMULATION"))
-    assert main(["demo", "--out", str(tmp_path)]) == 0
+    assert main(["demo", "--simulation", "--out", str(tmp_path)]) == 0
     number = re.compile(r"\d+\.\d+")
     printed = capsys.readouterr().out.rsplit("results:", 1)[0]
     shown = shown.rsplit("results:", 1)[0]

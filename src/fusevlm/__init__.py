@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fusevlm import metrics, simulate, thresholds
+    from fusevlm.assistant import load
     from fusevlm.errors import FuseError
     from fusevlm.fuse import Fuse
     from fusevlm.maths.evidence import semantic_evidence
@@ -25,6 +26,7 @@ __all__ = [
     "Samples",
     "Scores",
     "__version__",
+    "load",
     "metrics",
     "semantic_evidence",
     "simulate",
@@ -38,6 +40,7 @@ _HOME = {
     "FuseError": "fusevlm.errors:FuseError",
     "Samples": "fusevlm.types:Samples",
     "Scores": "fusevlm.types:Scores",
+    "load": "fusevlm.assistant:load",
     "metrics": "fusevlm.metrics",
     "semantic_evidence": "fusevlm.maths.evidence:semantic_evidence",
     "simulate": "fusevlm.simulate",

@@ -1,5 +1,6 @@
 """The embedded data: labels, splits, reserved images, corruptions."""
 
+import dataclasses
 import json
 from collections import Counter
 
@@ -31,7 +32,7 @@ def train():
 
 
 @pytest.fixture(scope="module")
-def test_queries():
+def asked_in_test():
     return questions.queries("test")
 
 
@@ -144,9 +145,9 @@ def test_corners_and_descriptions():
     assert answers["describe"] == f"{answers['size']} {scene.color} {scene.shape}"
 
 
-def test_query_sets_have_the_promised_mix(test_queries):
-    facts = [q.metadata for q in test_queries]
-    assert len(test_queries) == len({q.id for q in test_queries}) == 1500
+def test_query_sets_have_the_promised_mix(asked_in_test):
+    facts = [q.metadata for q in asked_in_test]
+    assert len(asked_in_test) == len({q.id for q in asked_in_test}) == 1500
     share = {
         "clean": np.mean([f["severity"] == 0 for f in facts]),
         "odd": np.mean([f["held_out_pair"] or f["unseen_phrasing"] for f in facts]),
@@ -160,17 +161,17 @@ def test_query_sets_have_the_promised_mix(test_queries):
         *((c, s) for c in CORRUPTIONS for s in SEVERITIES),
     }
     package = {q for s in scenes.split("test") for q, _ in s.asked}
-    for query in test_queries:
+    for query in asked_in_test:
         if query.metadata["source"] == "easy_vqa":
             assert query.question in package
         assert len(query.references) == 1
         assert (query.metadata["answer_type"] == "number") == query.references[0].isdigit()
 
 
-def test_query_sets_are_the_same_every_time(test_queries):
+def test_query_sets_are_the_same_every_time(asked_in_test):
     again = questions.queries("test", limit=40)
-    assert [q.id for q in again] == [q.id for q in test_queries[:40]]
-    for one, other in zip(again, test_queries, strict=False):
+    assert [q.id for q in again] == [q.id for q in asked_in_test[:40]]
+    for one, other in zip(again, asked_in_test, strict=False):
         assert np.array_equal(np.asarray(one.images[0]), np.asarray(other.images[0]))
     assert json.dumps([dict(q.metadata) for q in again])  # plain values, fit for a table
 
@@ -190,6 +191,28 @@ def test_corruptions_repeat_and_grow_with_severity(name, train):
         distances.append(np.mean(found))
     assert distances[0] > 0
     assert all(np.diff(distances) > 0), distances
+
+
+def test_a_moved_shape_is_the_same_shape_elsewhere(train):
+    rng = np.random.default_rng(0)
+    seen = set()
+    for scene, pixels in zip(train[::30], scenes.read_pixels(train[::30]), strict=True):
+        moved, box = pictures.move(pixels, scene.box, rng)
+        assert pictures.find_box(moved) == box
+        assert (box.width, box.height) == (scene.box.width, scene.box.height)
+        assert painted(moved)[1] == scene.color
+        assert painted(moved)[0].sum() == painted(pixels)[0].sum()
+        seen.add(dataclasses.replace(scene, box=box).position)
+    assert seen == set(scenes.POSITIONS)
+
+
+def test_widths_between_two_answers_are_not_asked_for(train):
+    for scene in train[:300]:
+        asked = {a.kind: a.answer for a in questions.derived_questions(scene)}
+        far = [abs(scene.box.width - x) for x in (12.5, 17.5, 22.5, 27.5, 32.5, 37.5)]
+        assert ("width" in asked) == (min(far) >= 1), scene.box.width
+        if "width" in asked:
+            assert abs(int(asked["width"]) - scene.box.width) <= 1
 
 
 def test_corruptions_refuse_what_they_do_not_know():

@@ -57,6 +57,19 @@ def test_every_text_survives_the_tokenizer():
         assert models.tokenizer().decode(ids, skip_special_tokens=True) == text
 
 
+def test_texts_that_fit_every_picture_teach_nothing():
+    rng = torch.Generator().manual_seed(0)
+    image, text = torch.randn(2, 3, 8, generator=rng)
+    scale = torch.tensor(1.0)
+    every = torch.ones(3, 3, dtype=torch.bool)
+    assert packing.contrastive_loss(image, text, scale, every) == 0
+    some = every.clone()
+    some[0, 1] = False
+    with_others = packing.contrastive_loss(image, text, scale, some)
+    alone = packing.contrastive_loss(image, text[:1], scale, some[:1])
+    torch.testing.assert_close(with_others, alone)
+
+
 def test_digits_are_tokens_of_their_own():
     tokens = models.tokenizer().convert_ids_to_tokens(models.encode("35"))
     assert tokens == [models.SPACE, "3", "5"]
@@ -128,7 +141,7 @@ def test_saved_models_load_through_the_back_ends_with_the_same_outputs(some, tmp
     ("build", "recipe"),
     [
         (lambda seed: recipes.Taught(models.dual_encoder(seed)), recipes.contrast),
-        (models.language_model, recipes.answering),
+        (lambda seed: recipes.TaughtAnswerer(models.language_model(seed)), recipes.answering),
         (models.language_model, recipes.asking),
     ],
 )
@@ -162,10 +175,17 @@ def weights(folder):
     return models.load(folder).state_dict()
 
 
-def test_resumed_training_ends_where_uninterrupted_training_does(some, tmp_path):
+@pytest.mark.parametrize(
+    ("build", "recipe"),
+    [
+        (lambda: recipes.Taught(models.dual_encoder(0)), recipes.contrast),
+        (lambda: recipes.TaughtAnswerer(models.language_model(0)), recipes.answering),
+    ],
+)
+def test_resumed_training_ends_where_uninterrupted_training_does(build, recipe, some, tmp_path):
     def run(folder, stop_at=None):
-        model = models.language_model(0)
-        loss_at = recipes.answering(model, some, seed=0, images=4, questions=2)
+        model = build()
+        loss_at = recipe(model, some, seed=0, images=4)
 
         def watch(done, steps, loss, left):
             if done == stop_at:
@@ -223,6 +243,26 @@ def test_plans_scale_with_the_minutes_and_refuse_nonsense():
     assert half.vlm_lr == full.vlm_lr
     with pytest.raises(InputError, match="minutes"):
         train.plan_for(0, 0.0)
+
+
+def test_drawn_training_questions_are_right_and_cannot_be_guessed_without_the_picture():
+    some = scenes.split("train")[:400]
+    known = {q for s in some for q, _ in s.asked}
+    rng = np.random.default_rng(0)
+    drawer = recipes.Drawer(some)
+    answers = {True: [], False: []}
+    for scene in some:
+        for asked in drawer.draw(scene, 8, rng):
+            if asked.source == questions.PACKAGE:
+                assert asked.question in known
+                assert scenes.agrees(asked.question, asked.answer, scene.color, scene.shape)
+            else:
+                assert questions.KINDS[asked.kind].answer(scene) == asked.answer
+            if asked.kind == "yes_no":
+                answers[scenes.is_denial(asked.question)].append(asked.answer == "yes")
+    for found in answers.values():
+        assert abs(np.mean(found) - 0.5) < 4 * 0.5 / np.sqrt(len(found))
+    assert len(answers[True]) < len(answers[False])
 
 
 def test_adapter_pairs_are_clean_training_pairs():

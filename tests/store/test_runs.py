@@ -13,7 +13,7 @@ from tests.backends.conftest import llava, make_query  # noqa: F401
 from fusevlm import Fuse, simulate
 from fusevlm.backends.temperatures import stratified
 from fusevlm.errors import ArtefactError, InputError
-from fusevlm.stages import sample_stage
+from fusevlm.pipeline.stages import sample_stage
 from fusevlm.store.generations import KIND, read_generations, write_generations
 from fusevlm.store.parts import PartStore, read_manifest, read_parts
 from fusevlm.types import Generation

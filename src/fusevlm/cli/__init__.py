@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import shlex
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -16,21 +17,31 @@ EXIT_OK, EXIT_FAILED, EXIT_USAGE, EXIT_PARTIAL, EXIT_INTERRUPTED = 0, 1, 2, 3, 1
 
 # verb: (one line for --help, module with add_arguments and run)
 COMMANDS: dict[str, tuple[str, str]] = {
-    "adapter": ("the prior's GP adapter: train on pairs, apply to queries", "fusevlm.cli.adapter"),
-    "demo": ("walk through FUSE on simulated responses with a known truth", "fusevlm.cli.demo"),
+    "demo": ("all of FUSE on a small real model that comes with fusevlm", "fusevlm.cli.demo"),
+    "ask": ("an answer to a question about an image, and whether to trust it", "fusevlm.cli.ask"),
+    "run": ("the whole pipeline from one config, resumable", "fusevlm.cli.run"),
     "sample": ("sample answers of a vision-language model into a run folder", "fusevlm.cli.sample"),
     "embed": ("embed images and questions with CLIP-like towers", "fusevlm.cli.embed"),
+    "adapter": ("the prior's GP adapter: train on pairs, apply to queries", "fusevlm.cli.adapter"),
+    "score": ("scores and labels of a run, without any model", "fusevlm.cli.score"),
+    "calibrate": ("fit every method on a run's calibration queries", "fusevlm.cli.calibrate"),
+    "evaluate": ("measure every method on a run's test queries", "fusevlm.cli.evaluate"),
+    "report": ("plots and one HTML page of a run", "fusevlm.cli.report"),
+    "bench": ("datasets × models × methods: the paper's tables", "fusevlm.cli.bench"),
+    "ls": ("list run folders and where they stand", "fusevlm.cli.ls"),
+    "validate": ("check a config and what it needs, without loading a model",
+                 "fusevlm.cli.validate"),
     "metrics": ("evaluate a table of scores and labels, with intervals", "fusevlm.cli.metrics"),
     "threshold": ("choose when to answer, at a risk you state", "fusevlm.cli.threshold"),
     "moments": ("Wishart log-det moments a0(d, n) and v(d, n)", "fusevlm.cli.moments"),
-}
+}  # fmt: skip
 
 EPILOG = """\
 examples:
   fusevlm demo
-  fusevlm metrics scores.csv --json
+  fusevlm ask picture.png "what color is the shape?"
+  fusevlm run own-vlm.toml --run runs/llava
   fusevlm threshold scores.csv --risk 0.2 --delta 0.1
-  fusevlm moments 5120 50
 
 exit codes: 0 done, 1 the work failed (the message says why), 2 wrong usage,
   3 done but some queries failed, 130 interrupted (run the same command again to go on)
@@ -50,7 +61,8 @@ class Command(Protocol):
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one verb and return its exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
-    verb = next((word for word in words if word in COMMANDS), None)
+    verb = next((word for word in words if not word.startswith("-")), None)
+    verb = verb if verb in COMMANDS else None
     command = None if verb is None else cast(Command, import_module(COMMANDS[verb][1]))
     args = _parser(verb, command).parse_args(words)
     if command is None:
@@ -65,7 +77,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"fusevlm {verb}: {error}", file=sys.stderr)
         return EXIT_FAILED
     except KeyboardInterrupt:
-        print(f"fusevlm {verb}: interrupted", file=sys.stderr)
+        again = shlex.join(["fusevlm", *[word for word in words if word != "--fresh"]])
+        print(f"\ninterrupted; what is done is kept. Go on with: {again}", file=sys.stderr)
         return EXIT_INTERRUPTED
 
 

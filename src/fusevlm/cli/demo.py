@@ -1,163 +1,63 @@
-"""``fusevlm demo``: the mathematics on simulated responses, until the embedded model lands."""
+"""``fusevlm demo``: all of FUSE on the embedded models; with ``--simulation`` the mathematics."""
 
 from __future__ import annotations
 
 import argparse
-import json
-import logging
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
-import numpy as np
+EPILOG = """\
+examples:
+  fusevlm demo
+  fusevlm demo --limit 200
+  fusevlm demo --simulation
 
-from fusevlm import metrics, simulate, store
-from fusevlm.cli.tables import layout
-from fusevlm.errors import ArtefactError
-from fusevlm.fuse import Fuse
-from fusevlm.maths.wishart import wishart_moments
-from fusevlm.simulate import Simulation
-from fusevlm.types import Scores
-
-EPILOG = "examples:\n  fusevlm demo\n  fusevlm demo --test 3000 --seed 1 --out runs/mine"
-HEADER = (
-    "method", "AUROC", "low", "high", "AURAC", "ECE", "prior weight", "coverage", "risk",
-)  # fmt: skip
+nothing is downloaded: a small vision-language model, its towers and its prior come with fusevlm"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--calibration", type=int, default=500, help="queries to fit on (500)")
-    parser.add_argument("--test", type=int, default=1500, help="queries to score (1500)")
-    parser.add_argument("--samples", type=int, default=20, help="responses per query (20)")
-    parser.add_argument("--risk", type=float, default=0.2, help="wanted error rate (0.2)")
-    parser.add_argument("--seed", type=int, default=0, help="of the simulation (0)")
-    parser.add_argument("--out", default="runs/demo-simulation", help="folder for the results")
-
-
-def run(args: argparse.Namespace) -> int:
-    with _warnings_off():  # the table shows what the library would warn of: an inert prior
-        return _demo(args)
-
-
-@contextmanager
-def _warnings_off() -> Iterator[None]:
-    library = logging.getLogger("fusevlm")
-    before = library.level
-    library.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        library.setLevel(before)
-
-
-def _demo(args: argparse.Namespace) -> int:
-    say: Callable[[str], None] = (lambda text: None) if args.quiet else print
-    say("SIMULATION: responses are drawn from the paper's model with a known u; no VLM is run.\n")
-    whole = simulate.queries(args.calibration + args.test, n_samples=args.samples, seed=args.seed)
-    fit, test = _part(whole, 0, args.calibration), _part(whole, args.calibration, None)
-    moments = _moments(args.samples, args.seed)
-    say("1. Evidence. logdet of a Wishart matrix, formula / Monte Carlo (d=64):")
-    say(f"   mean {moments['a0']:.4f} / {moments['mc_mean']:.4f}")
-    say(f"   variance {moments['v']:.4f} / {moments['mc_variance']:.4f}\n")
-    recovery = _recovery(fit, test)
-    say("2. Fusion. The paper's posterior finds the true u of queries it has not seen:")
-    say(f"   correlation with u {recovery['correlation']:.4f}")
-    say(f"   90 % intervals hold u in {recovery['coverage_90']:.1%} of queries\n")
-    rows = _compare(fit, test, args.risk)
-    accuracy = 1 - float(np.mean(test.wrong))
-    say(f"3. Trust. {len(test.samples)} test queries, base accuracy {accuracy:.3f}.")
-    say(f"   Wanted risk {args.risk:g}: practical uses Learn-then-Test (holds with probability")
-    say("   0.9), paper its empirical rule (no guarantee).")
-    print(layout(HEADER, rows))
-    results = {
-        "simulation": True,
-        "arguments": vars(args),
-        "moments": moments,
-        "recovery": recovery,
-        "base_accuracy": accuracy,
-        "table": [dict(zip(HEADER, row, strict=True)) for row in rows],
-    }
-    print(f"results: {_write(Path(args.out), results)}")
-    return 0
-
-
-def _write(folder: Path, results: dict[str, Any]) -> Path:
-    target = folder / "results.json"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        store.write_atomically(target, json.dumps(results, indent=1).encode())
-    except OSError as error:
-        raise ArtefactError(f"cannot write {target}: {error}. Choose another --out.") from error
-    return target
-
-
-def _part(whole: Simulation, start: int, stop: int | None) -> Simulation:
-    cut = slice(start, stop)
-    return Simulation(whole.samples[cut], whole.s[cut], whole.wrong[cut], whole.u[cut])
-
-
-def _moments(n: int, seed: int, d: int = 64, draws: int = 4000) -> dict[str, float]:
-    a0, v = wishart_moments(d, n)
-    rows = np.random.default_rng(seed).standard_normal((draws, n, d))
-    log_dets = np.linalg.slogdet(rows @ rows.transpose(0, 2, 1))[1]
-    return {
-        "a0": a0,
-        "v": v,
-        "mc_mean": float(log_dets.mean()),
-        "mc_variance": float(log_dets.var()),
-    }
-
-
-def _recovery(fit: Simulation, test: Simulation) -> dict[str, float]:
-    """How well the paper's posterior finds u where its own assumptions hold.
-
-    The scale of the responses is known only up to a factor (Σ_r is trace-normalised), so u is known
-    only up to a constant: its calibration mean is taken as the origin.
-    """
-    fuse = Fuse("paper", normalize=False, alpha=0.0, intercept="fitted").fit(fit.samples, fit.s)
-    scores = fuse.score(test.samples, test.s)
-    truth = test.u - fit.u.mean()
-    inside = np.abs(scores.m_post - truth) <= 1.6449 * scores.sigma_post
-    return {
-        "correlation": float(np.corrcoef(scores.m_post, truth)[0, 1]),
-        "coverage_90": float(np.mean(inside)),
-    }
-
-
-def _compare(fit: Simulation, test: Simulation, risk: float) -> list[tuple[Any, ...]]:
-    """The table: both presets, each source alone, and the judged answer's own likelihood."""
-    rows = []
-    for name, preset, with_s in (
-        ("practical", "practical", True),
-        ("paper", "paper", True),
-        ("evidence only", "practical", False),
-    ):
-        fuse = Fuse(preset, normalize=False)
-        fuse.fit(fit.samples, fit.s if with_s else None, fit.wrong)
-        scores = fuse.score(test.samples, test.s if with_s else None)
-        rows.append(_row(name, scores.u, test.wrong, *_decided(fuse, scores, test, risk)))
-    rows.append(_row("prior only", test.s, test.wrong))
-    nll = np.array([-np.sum(q.answer_logprobs) for q in test.samples])
-    rows.append(_row("G-NLL", nll, test.wrong))
-    return rows
-
-
-def _decided(
-    fuse: Fuse, scores: Scores, test: Simulation, risk: float
-) -> tuple[float, float, float, float | None]:
-    """ECE, the prior's weight, coverage and the risk among answered test queries."""
-    decisions = fuse.decide(scores, risk=risk)
-    answered = test.wrong[decisions.answer]
-    return (
-        metrics.ece(fuse.predict_proba(scores), test.wrong),
-        float(np.median(scores.prior_weight)),
-        decisions.coverage,
-        float(answered.mean()) if len(answered) else None,
+    parser.add_argument(
+        "--limit", type=int, default=2000, help="queries, a quarter of them to calibrate (2000)"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="of sampling and splits (0)")
+    parser.add_argument("--out", metavar="DIR", help="run folder (runs/demo…)")
+    parser.add_argument("--redo", metavar="STAGE", help="remove it and those after it first")
+    parser.add_argument(
+        "--simulation", action="store_true", help="simulated responses with a known truth instead"
     )
 
 
-def _row(name: str, u: Any, wrong: Any, *decided: float | None) -> tuple[Any, ...]:
-    auroc = metrics.bootstrap("auroc", u, wrong)
-    rest = decided or (None,) * 4
-    return name, auroc.estimate, auroc.low, auroc.high, metrics.aurac(u, wrong), *rest
+def run(args: argparse.Namespace) -> int:
+    if args.simulation:
+        from fusevlm.cli.simulation import run_simulation
+
+        return run_simulation(args)
+    return _demo(args)
+
+
+def _demo(args: argparse.Namespace) -> int:
+    from fusevlm import checks
+    from fusevlm.cli import EXIT_INTERRUPTED
+    from fusevlm.cli.logs import library_quiet
+    from fusevlm.cli.stages import bring_up_to_date, print_summary
+    from fusevlm.config import demo_config
+
+    config = demo_config(args.limit, args.seed)
+    for module, extra in (
+        ("easy_vqa", "embedded"),
+        ("torch", "embedded"),
+        ("transformers", "embedded"),
+        ("matplotlib", "report"),
+    ):
+        checks.extra(module, "the demo", extra)
+    folder = Path(args.out) if args.out else Path("runs") / _name(args.limit, args.seed)
+    words = ["demo", "--limit", str(args.limit), "--seed", str(args.seed), "--out", str(folder)]
+    with library_quiet():  # the tables show it: an inert prior, drift, a poor intercept
+        code = bring_up_to_date(folder, config, command=words, quiet=args.quiet, redo=args.redo)
+    if code != EXIT_INTERRUPTED:
+        print_summary(folder, times=True)
+    return code
+
+
+def _name(limit: int, seed: int) -> str:
+    """Another limit or seed is another run."""
+    return "demo" + (f"-{limit}" if limit != 2000 else "") + (f"-seed{seed}" if seed else "")

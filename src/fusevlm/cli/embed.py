@@ -38,7 +38,7 @@ def run(args: argparse.Namespace) -> int:
         checks.extra(module, "fusevlm embed", "torch")
     from fusevlm.backends.embedders import Towers
     from fusevlm.cli import EXIT_OK, EXIT_PARTIAL
-    from fusevlm.stages import embed_stage
+    from fusevlm.pipeline.stages import embed_stage
 
     towers = Towers.load(args.towers, revision=args.revision, device=args.device)
     outcome = embed_stage(

@@ -6,19 +6,25 @@ import sys
 import time
 from collections.abc import Callable
 
+INTERVAL = 0.2  # seconds between two looks
+
 
 def progress_line(what: str, *, quiet: bool) -> Callable[[int, int], None]:
     """A callback (done, total) that rewrites one line; silent when ``quiet``."""
     if quiet:
         return lambda done, total: None
-    start = time.monotonic()
-    first: list[int] = []
+    begun: list[tuple[int, float]] = []
+    shown = [0.0]
 
     def show(done: int, total: int) -> None:
-        if not first:
-            first.append(done)  # what an earlier run did says nothing of this one's speed
-        seconds = time.monotonic() - start
-        rate = (done - first[0]) / seconds if seconds > 0 else 0.0
+        now = time.monotonic()
+        if not begun:
+            begun.append((done, now))  # what an earlier run did says nothing of this one's speed
+        if done < total and now - shown[0] < INTERVAL:
+            return
+        shown[0] = now
+        first, start = begun[0]
+        rate = (done - first) / (now - start) if now > start else 0.0
         left = f"{(total - done) / rate:.0f} s left" if rate > 0 else "…"
         end = "\n" if done >= total else ""
         sys.stderr.write(f"\r{what} {done}/{total}  {rate:.2f}/s  {left}   {end}")

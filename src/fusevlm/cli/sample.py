@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
     from fusevlm.cli import EXIT_OK, EXIT_PARTIAL
     from fusevlm.errors import InputError
     from fusevlm.fuse import Fuse
-    from fusevlm.stages import sample_stage
+    from fusevlm.pipeline.stages import sample_stage
 
     if args.preset == "paper":
         model = args.model or PAPER_SAMPLING["model"]

@@ -1,1 +1,14 @@
-"""The embedded default: small real models that need no hub, their data and their training."""
+"""Small real models that come with the package: a VLM, towers, an adapter, and their data."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+VARIABLE = "FUSEVLM_EMBEDDED"
+
+
+def weights_folder() -> Path:
+    """Where the embedded models lie: the folder that ``FUSEVLM_EMBEDDED`` names, or our own."""
+    given = os.environ.get(VARIABLE)
+    return Path(given) if given else Path(__file__).parent / "weights"

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,15 +16,16 @@ from fusevlm.checks import BoolArray, FloatArray
 from fusevlm.embedded import models, packing
 from fusevlm.embedded.models import INSTRUCTION
 from fusevlm.embedded.pictures import CLEAN, CORRUPTIONS, SEVERITIES, as_image, corrupt
+from fusevlm.embedded.questions import by_kind, draw, make_query, package_questions
 from fusevlm.embedded.questions import derived_questions as derived
-from fusevlm.embedded.questions import make_query, package_questions
 from fusevlm.embedded.scenes import COLORS, SHAPES, Scene, read_pixels
 from fusevlm.errors import FuseError
-from fusevlm.types import Query
+from fusevlm.types import Query, Samples
 
 VIEWS = ((CLEAN, 0), *((c, s) for c in CORRUPTIONS for s in SEVERITIES))
 BATCH = 64
 SAMPLED = 8  # queries sampled together
+KNOWN = "in distribution"
 
 
 def is_right(model: Any, queries: Sequence[Query]) -> BoolArray:
@@ -48,45 +50,104 @@ def is_right(model: Any, queries: Sequence[Query]) -> BoolArray:
 
 def means(values: FloatArray | BoolArray, groups: Sequence[Any]) -> dict[str, float]:
     """Mean of ``values`` in each group, with keys sorted."""
-    names = sorted(set(groups), key=str)
+    return {name: part["mean"] for name, part in counted(values, groups).items()}
+
+
+def counted(values: FloatArray | BoolArray, groups: Sequence[Any]) -> dict[str, Any]:
+    """Mean of ``values`` and their number in each group, with keys sorted."""
     keys = np.array([str(g) for g in groups])
-    return {str(n): round(float(np.mean(values[keys == str(n)])), 4) for n in names}
+    found = {}
+    for name in sorted(set(keys.tolist())):
+        own = values[keys == name]
+        found[name] = {"mean": round(float(np.mean(own)), 4), "n": len(own)}
+    return found
+
+
+def condition(query: Query) -> str:
+    """What, apart from the picture's quality, is new about a query."""
+    pair, phrasing = query.metadata["held_out_pair"], query.metadata["unseen_phrasing"]
+    if pair and phrasing:
+        return "both"
+    return "held-out pair" if pair else "unseen phrasing" if phrasing else KNOWN
 
 
 def accuracies(model: Any, queries: Sequence[Query]) -> dict[str, Any]:
-    """Accuracy over all queries and by what is known about them."""
+    """Accuracy, with counts, over all queries and by what is known about them."""
     right = is_right(model, queries)
     facts = [q.metadata for q in queries]
-    known = np.array([not (f["held_out_pair"] or f["unseen_phrasing"]) for f in facts])
+    conditions = [condition(q) for q in queries]
     clean = np.array([f["severity"] == 0 for f in facts])
-    kinds = [f["kind"] for f in facts]
-    plain = known & clean
+    plain = clean & np.array([c == KNOWN for c in conditions])
+    kinds = np.array([f["kind"] for f in facts])
     found: dict[str, Any] = {
         "n": len(queries),
         "all": round(float(right.mean()), 4),
         "clean_in_distribution": round(float(right[plain].mean()), 4),
         "n_clean_in_distribution": int(plain.sum()),
-        "clean_by_kind": means(right[plain], [k for k, p in zip(kinds, plain, strict=True) if p]),
+        "clean_by_kind": counted(right[plain], kinds[plain].tolist()),
+        "condition": counted(right, conditions),
+        "clean_condition": counted(right[clean], np.array(conditions)[clean].tolist()),
     }
     for key in ("severity", "corruption", "answer_type", "source", "kind"):
-        found[key] = means(right, [f[key] for f in facts])
-    for key in ("held_out_pair", "unseen_phrasing"):
-        found[key] = means(right, [f[key] for f in facts])
-        part = [f[key] for f, c in zip(facts, clean, strict=True) if c]
-        found[f"clean_{key}"] = means(right[clean], part)
+        found[key] = counted(right, [f[key] for f in facts])
     return found
 
 
-def distinct(backend: HuggingFace, queries: Sequence[Query], n: int = 10) -> dict[str, float]:
-    """Mean number of different answers among n samples at temperature 1, by severity."""
+def distinct(backend: HuggingFace, queries: Sequence[Query], n: int = 10) -> dict[str, Any]:
+    """Mean number of different answers among n samples at temperature 1.
+
+    By severity (nothing else new about the query), and by condition (clean pictures).
+    """
     found = []
+    for generation in _sampled(backend, queries, n):
+        found.append(float(generation.n_distinct))
+    values = np.array(found)
+    level = np.array([q.metadata["severity"] for q in queries])
+    named = np.array([condition(q) for q in queries])
+    return {
+        "severity": counted(values[named == KNOWN], level[named == KNOWN].tolist()),
+        "clean_condition": counted(values[level == 0], named[level == 0].tolist()),
+    }
+
+
+def _sampled(backend: HuggingFace, queries: Sequence[Query], n: int) -> Iterator[Samples]:
     for start in range(0, len(queries), SAMPLED):
-        part = queries[start : start + SAMPLED]
-        for generation in backend.sample(part, n, np.ones(n), 0):
+        for generation in backend.sample(queries[start : start + SAMPLED], n, np.ones(n), 0):
             if generation.samples is None:
                 raise FuseError(f"{generation.query_id}: {generation.error}")
-            found.append(float(generation.samples.n_distinct))
-    return means(np.array(found), [q.metadata["severity"] for q in queries])
+            yield generation.samples
+
+
+def returned(asker: HuggingFace, model: Any, queries: Sequence[Query]) -> dict[str, Any]:
+    """How often the answerer gives back the answer that a generated question was made for.
+
+    The generator sees a query's picture and its reference; its likeliest question is then put to
+    the answerer with the same picture.
+    """
+    given = [replace(q, question=q.references[0]) for q in queries]
+    written = [samples.answer or "" for samples in _sampled(asker, given, 1)]
+    again = [replace(q, question=text) for q, text in zip(queries, written, strict=True)]
+    right = is_right(model, again)
+    shown = range(0, len(queries), max(1, len(queries) // 8))
+    return {
+        "n": len(queries),
+        "rate": round(float(right.mean()), 4),
+        "n_questions": len(set(written)),
+        "kind": counted(right, [q.metadata["kind"] for q in queries]),
+        "examples": [[queries[i].references[0], written[i], bool(right[i])] for i in shown],
+    }
+
+
+def clean_queries(name: str, scenes: Sequence[Scene], seed: int = 0) -> list[Query]:
+    """Clean pictures, for each one question of every seen kind and one in an unseen phrasing."""
+    found = []
+    for scene in scenes:
+        rng = np.random.default_rng([seed, 1, *scene.seed])
+        groups = [*by_kind([*package_questions(scene), *derived(scene)]).values()]
+        for group in (*groups, derived(scene, unseen=True)):
+            chosen = group[int(rng.integers(len(group)))]
+            found.append(make_query(name, scene, chosen, CLEAN, 0))
+    return found
 
 
 def every_view(name: str, scenes: Sequence[Scene], seed: int = 0) -> list[Query]:
@@ -94,8 +155,7 @@ def every_view(name: str, scenes: Sequence[Scene], seed: int = 0) -> list[Query]
     found = []
     for scene in scenes:
         rng = np.random.default_rng([seed, *scene.seed])
-        asked = [*package_questions(scene), *derived(scene)]
-        chosen = asked[int(rng.integers(len(asked)))]
+        chosen = draw(scene, rng)
         found += [make_query(name, scene, chosen, *view) for view in VIEWS]
     return found
 
@@ -130,8 +190,6 @@ def embed(towers: Towers, queries: Sequence[Query]) -> tuple[FloatArray, FloatAr
 
 def severity_table(adapter: GpAdapter, towers: Towers, queries: Sequence[Query]) -> dict[str, Any]:
     """Mean of each statistic by severity, its rank correlation with it, and s by corruption."""
-    from scipy.stats import spearmanr
-
     found = adapter.statistics(*embed(towers, queries))
     level = np.array([q.metadata["severity"] for q in queries])
     table: dict[str, Any] = {}
@@ -139,11 +197,20 @@ def severity_table(adapter: GpAdapter, towers: Towers, queries: Sequence[Query])
         by = means(values, list(level))
         table[name] = {
             "by_severity": by,
-            "spearman_of_means": round(float(spearmanr(range(len(by)), list(by.values()))[0]), 4),
-            "spearman": round(float(spearmanr(level, values)[0]), 4),
+            "spearman_of_means": _rank_correlation(range(len(by)), list(by.values())),
+            "spearman": _rank_correlation(level, values),
         }
     clean = level == 0
     for name in CORRUPTIONS:
         own = clean | np.array([q.metadata["corruption"] == name for q in queries])
         table["s"][name] = means(found["s"][own], list(level[own]))
     return table
+
+
+def _rank_correlation(x: Sequence[float] | FloatArray, y: Sequence[float] | FloatArray) -> Any:
+    """Spearman's, or None where y is constant, as the text's statistic over severities is."""
+    from scipy.stats import spearmanr
+
+    if np.ptp(y) == 0:
+        return None
+    return round(float(spearmanr(x, y)[0]), 4)

@@ -26,7 +26,10 @@ PATCH = 8
 N_IMAGE_TOKENS = (SIDE // PATCH) ** 2 + 1  # the class token too: it is what contrast has taught
 WIDTH = 128  # of both towers and of the embedding
 TEXT_LIMIT = 32
-POSITION_START = 10.0
+DECODER_WIDTH = 160
+DECODER_START = 0.07  # about 1/sqrt(width); Llama's 0.02 is for wide models and starts slowly here
+PATCH_START, POSITION_START = 3.0, 0.6  # the vision tower's start, see dual_encoder
+FREQUENCIES = 4
 MEAN, STD = 0.9, 0.25  # of the training pictures, roughly: the background is near 0
 ASK = "answer: {question}"  # the question generator's prompt: an answer in, a question out
 INSTRUCTION = SHORT_ANSWER.removeprefix("{question}")  # one token: it says the same every time
@@ -108,9 +111,24 @@ def dual_encoder(seed: int) -> Any:
     torch.manual_seed(seed)
     model = CLIPModel(CLIPConfig(text_config=text, vision_config=_vision(), projection_dim=WIDTH))
     with torch.no_grad():
-        # CLIP's start is for wide models: here a patch would drown out where it is
-        model.vision_model.embeddings.position_embedding.weight.mul_(POSITION_START)
+        # CLIP's start is for wide models and long training: here a patch would drown out where it
+        # is, and that neighbours are near would have to be learnt
+        start = model.vision_model.embeddings
+        start.patch_embedding.weight.mul_(PATCH_START)
+        start.position_embedding.weight[1:] = POSITION_START * _places()
     return model
+
+
+def _places() -> Tensor:
+    """Random mixtures of sines and cosines of row and column, of unit variance [patches, width]."""
+    rows = SIDE // PATCH
+    place = (torch.arange(rows) + 0.5) / rows * torch.pi / 2
+    y, x = torch.meshgrid(place, place, indexing="ij")
+    angles = torch.stack([y, x], dim=-1).reshape(-1, 2, 1) * torch.arange(1, FREQUENCIES + 1)
+    waves = torch.cat([angles.cos(), angles.sin()], dim=-1).flatten(1)
+    mixed: Tensor = waves @ torch.randn(waves.shape[1], WIDTH)
+    unit: Tensor = mixed * (2.0 / waves.shape[1]) ** 0.5
+    return unit
 
 
 def language_model(seed: int, tower: Any = None) -> Any:
@@ -118,10 +136,11 @@ def language_model(seed: int, tower: Any = None) -> Any:
     from transformers import LlavaConfig, LlavaForConditionalGeneration
 
     text = {
-        "model_type": "llama", "hidden_size": 160, "intermediate_size": 432,
+        "model_type": "llama", "hidden_size": DECODER_WIDTH, "intermediate_size": 432,
         "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 4,
         "vocab_size": len(tokenizer()), "max_position_embeddings": 512, "pad_token_id": PAD,
         "bos_token_id": BOS, "eos_token_id": EOS, "tie_word_embeddings": False,
+        "initializer_range": DECODER_START,
     }  # fmt: skip
     config = LlavaConfig(
         vision_config={"model_type": "clip_vision_model", **_vision()}, text_config=text,

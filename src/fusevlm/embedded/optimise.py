@@ -136,12 +136,17 @@ def _resume(
             )
         with torch.no_grad():
             for name, p in named.items():
-                p.copy_(torch.tensor(found.arrays["weights"][name]))
+                p.copy_(_like(p, found.arrays["weights"][name]))
                 if name in found.arrays["exp_avg"]:
                     optimiser.state[p] = {
                         "step": torch.tensor(float(found.step)),
-                        "exp_avg": torch.tensor(found.arrays["exp_avg"][name]),
-                        "exp_avg_sq": torch.tensor(found.arrays["exp_avg_sq"][name]),
+                        "exp_avg": _like(p, found.arrays["exp_avg"][name]),
+                        "exp_avg_sq": _like(p, found.arrays["exp_avg_sq"][name]),
                     }
         return list(found.losses)
     return []
+
+
+def _like(p: Tensor, array: Any) -> Tensor:
+    """A stored array in the parameter's shape: a single number is stored as an array of one."""
+    return torch.tensor(array).reshape(p.shape)

@@ -8,18 +8,23 @@ one image for all.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from fusevlm.embedded import models
 from fusevlm.embedded.models import ASSISTANT, BOS, EOS, IMAGE, N_IMAGE_TOKENS, PAD, USER, encode
-from fusevlm.embedded.questions import KINDS, Asked, derived_questions, package_questions
+from fusevlm.embedded.questions import (
+    DERIVED,
+    KINDS,
+    Asked,
+    derived_questions,
+    package_questions,
+)
 from fusevlm.embedded.scenes import COLORS, SHAPES, Scene, agrees
 
 IGNORED = -100
@@ -66,96 +71,94 @@ def layout(n_segments: int, length: int) -> tuple[Tensor, Tensor]:
 
 def image_features(model: Model, pixels: Tensor) -> Tensor:
     """Projected class token and patches [B, 65, width], as LLaVA takes them."""
+    return see(model, pixels)[0]
+
+
+def see(model: Model, pixels: Tensor) -> tuple[Tensor, Tensor]:
+    """Projected class token and patches [B, 65, width], and the tower's summary [B, 128]."""
     tower, projector = model.get_submodule("model.vision_tower"), "model.multi_modal_projector"
-    patches = tower(pixel_values=pixels).last_hidden_state
-    features: Tensor = model.get_submodule(projector)(patches)
-    return features
+    out = tower(pixel_values=pixels)
+    features: Tensor = model.get_submodule(projector)(out.last_hidden_state)
+    return features, out.pooler_output
 
 
 def packed_logits(model: Model, features: Tensor, ids: Tensor) -> Tensor:
     """Next-token logits [B, K, S, V] of packed segments (ids [B, K, S])."""
+    logits: Tensor = model.get_submodule("lm_head")(packed_states(model, features, ids)[0])
+    return logits
+
+
+def packed_states(model: Model, features: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
+    """The decoder's states of packed segments, after the last layer and before it, [B, K, S, H]."""
     B, K, S = ids.shape
     decoder = model.get_submodule("model.language_model")
     words = decoder.get_submodule("embed_tokens")
     start = words(torch.tensor(PREFIX[:2])).expand(B, -1, -1)
     mask, positions = layout(K, S)
-    hidden = decoder(
+    out = decoder(
         inputs_embeds=torch.cat([start, features, words(ids.reshape(B, K * S))], dim=1),
         attention_mask=mask.expand(B, -1, -1, -1),
         position_ids=positions,
         use_cache=False,
-    ).last_hidden_state[:, len(PREFIX) :]
-    logits: Tensor = model.get_submodule("lm_head")(hidden)
-    return logits.reshape(B, K, S, -1)
+        output_hidden_states=True,
+    )
+    last, before = (
+        states[:, len(PREFIX) :].reshape(B, K, S, -1)
+        for states in (out.last_hidden_state, out.hidden_states[-2])
+    )
+    return last, before
 
 
-def answer_loss(model: Model, pixels: Tensor, ids: Tensor, labels: Tensor) -> Tensor:
+def answer_loss(logits: Tensor, labels: Tensor) -> Tensor:
     """Mean over answers of the mean cross-entropy of their tokens."""
-    logits = packed_logits(model, image_features(model, pixels), ids)[:, :, :-1]
     target = labels[:, :, 1:]
-    each = F.cross_entropy(logits.flatten(0, 2), target.flatten(), reduction="none")
+    each = F.cross_entropy(logits[:, :, :-1].flatten(0, 2), target.flatten(), reduction="none")
     each = each.reshape(target.shape)
     return (each.sum(dim=2) / (target != IGNORED).sum(dim=2)).mean()
 
 
 @dataclass(frozen=True)
 class Caption:
-    """A text for the dual encoder and the training images that it fits."""
+    """A text for the dual encoder, and which scenes it fits."""
 
     text: str
-    fits: npt.NDArray[np.bool_]
+    fits: Callable[[Scene], bool]
 
 
-class Captions:
-    """Draws texts for scenes: captions, and questions with or without their answer."""
+def draw_caption(scene: Scene, rng: np.random.Generator) -> Caption:
+    """60 % captions, 40 % questions with or without their answer."""
+    if rng.random() < 0.6:
+        return _caption(scene, size=rng.random() < 0.5, place=rng.random() < 0.4)
+    known = [*package_questions(scene), *derived_questions(scene)]
+    asked = known[int(rng.integers(len(known)))]
+    return _answered(asked) if rng.random() < 0.5 else _open(asked)
 
-    def __init__(self, scenes: Sequence[Scene]) -> None:
-        self.scenes = scenes
-        self.known: dict[tuple[str, ...], Caption] = {}
-        self.asked = [[*package_questions(s), *derived_questions(s)] for s in scenes]
 
-    def draw(self, index: int, rng: np.random.Generator) -> Caption:
-        """60 % captions, 40 % questions."""
-        if rng.random() < 0.6:
-            return self.caption(index, rng)
-        asked = self.asked[index][int(rng.integers(len(self.asked[index])))]
-        return self._answered(asked) if rng.random() < 0.5 else self._open(asked)
+def _caption(scene: Scene, *, size: bool, place: bool) -> Caption:
+    """Such as ``small red circle at top left``, or less of it."""
+    text = f"{scene.size if size else ''} {scene.color} {scene.shape}".strip()
+    return Caption(
+        text + f" at {scene.position}" * place,
+        lambda s: (
+            (s.color, s.shape) == (scene.color, scene.shape)
+            and (not size or s.size == scene.size)
+            and (not place or s.position == scene.position)
+        ),
+    )
 
-    def caption(self, index: int, rng: np.random.Generator) -> Caption:
-        """Such as ``small red circle at top left``, or less of it."""
-        scene = self.scenes[index]
-        size, place = rng.random() < 0.5, rng.random() < 0.4
-        key = ("caption", scene.color, scene.shape, scene.size * size, scene.position * place)
-        if key not in self.known:
-            text = f"{scene.size if size else ''} {scene.color} {scene.shape}".strip()
-            fits = [
-                (s.color, s.shape) == key[1:3]
-                and (not size or s.size == key[3])
-                and (not place or s.position == key[4])
-                for s in self.scenes
-            ]
-            self.known[key] = Caption(text + f" at {key[4]}" * place, np.array(fits))
-        return self.known[key]
 
-    def _answered(self, asked: Asked) -> Caption:
-        key = (asked.question, asked.answer)
-        if key not in self.known:
-            if asked.kind in KINDS and asked.source != "easy_vqa":
-                fits = [KINDS[asked.kind].answer(s) == asked.answer for s in self.scenes]
-            else:
-                fits = [agrees(*key, s.color, s.shape) for s in self.scenes]
-            self.known[key] = Caption(f"{asked.question} {asked.answer}", np.array(fits))
-        return self.known[key]
+def _answered(asked: Asked) -> Caption:
+    text = f"{asked.question} {asked.answer}"
+    if asked.source == DERIVED:
+        return Caption(text, lambda s: KINDS[asked.kind].answer(s) == asked.answer)
+    return Caption(text, lambda s: agrees(asked.question, asked.answer, s.color, s.shape))
 
-    def _open(self, asked: Asked) -> Caption:
-        """A question alone fits every image it could be asked about."""
-        key = (asked.question,)
-        if key not in self.known:
-            words = asked.question.rstrip("?").split() if asked.kind != "yes_no" else []
-            said = [w for w in words if w in COLORS or w in SHAPES]
-            fits = [all(w in (s.color, s.shape) for w in said) for s in self.scenes]
-            self.known[key] = Caption(asked.question, np.array(fits))
-        return self.known[key]
+
+def _open(asked: Asked) -> Caption:
+    """A question alone fits every scene it could be asked about."""
+    words = asked.question.rstrip("?").split() if asked.kind != "yes_no" else []
+    said = [w for w in words if w in COLORS or w in SHAPES]
+    return Caption(asked.question, lambda s: all(w in (s.color, s.shape) for w in said))
 
 
 def text_ids(texts: Sequence[str]) -> tuple[Tensor, Tensor]:
@@ -170,6 +173,8 @@ def contrastive_loss(image: Tensor, text: Tensor, scale: Tensor, fits: Tensor) -
     Texts that fit every image tell nothing apart and are left out.
     """
     telling = ~fits.all(dim=1)
+    if not telling.any():
+        return 0.0 * (image.sum() + text.sum() + scale)
     logits = scale.exp() * text[telling] @ image.T
     target = fits[telling].float()
     rows = -(target * logits.log_softmax(dim=1)).sum(dim=1) / target.sum(dim=1)

@@ -47,14 +47,33 @@ class Box:
         return (self.left + self.right) / 2, (self.top + self.bottom) / 2
 
 
-def find_box(pixels: Pixels) -> Box:
-    """Where the shape is: all that differs from the background, the commonest border colour."""
+def find_background(pixels: Pixels) -> Pixels:
+    """The commonest border colour, [3]."""
     border = np.concatenate([pixels[0], pixels[-1], pixels[:, 0], pixels[:, -1]])
     colours, counts = np.unique(border, axis=0, return_counts=True)
-    background = colours[counts.argmax()].astype(np.int64)
+    return np.asarray(colours[counts.argmax()], dtype=np.uint8)
+
+
+def find_box(pixels: Pixels) -> Box:
+    """Where the shape is: all that differs from the background."""
+    background = find_background(pixels).astype(np.int64)
     shape = np.abs(pixels.astype(np.int64) - background).sum(axis=2) > EDGE
     rows, columns = np.nonzero(shape.any(axis=1))[0], np.nonzero(shape.any(axis=0))[0]
     return Box(int(columns[0]), int(rows[0]), int(columns[-1]) + 1, int(rows[-1]) + 1)
+
+
+def move(pixels: Pixels, box: Box, rng: np.random.Generator) -> tuple[Pixels, Box]:
+    """The shape of a clean picture elsewhere in it, mirrored half the time, and its new box."""
+    shape = pixels[box.top : box.bottom, box.left : box.right]
+    if rng.random() < 0.5:
+        shape = shape[:, ::-1]
+    left = int(rng.integers(SIDE - box.width + 1))
+    top = int(rng.integers(SIDE - box.height + 1))
+    moved = Box(left, top, left + box.width, top + box.height)
+    out = np.empty_like(pixels)
+    out[:] = find_background(pixels)
+    out[moved.top : moved.bottom, moved.left : moved.right] = shape
+    return out, moved
 
 
 def corrupt(pixels: Pixels, corruption: str, severity: int, seed: tuple[int, ...]) -> Pixels:

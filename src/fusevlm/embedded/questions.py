@@ -10,7 +10,7 @@ import numpy as np
 
 from fusevlm import checks
 from fusevlm.embedded.pictures import CLEAN, CORRUPTIONS, SEVERITIES, as_image, corrupt
-from fusevlm.embedded.scenes import COLORS, LINES, SHAPES, SIZES, Scene, read_pixels, split
+from fusevlm.embedded.scenes import COLORS, LINES, SHAPES, SIZES, STEP, Scene, read_pixels, split
 from fusevlm.types import Query
 
 PACKAGE, DERIVED = "easy_vqa", "derived"
@@ -19,7 +19,7 @@ QUERY_SEEDS = {"dev": 11, "calibration": 12, "test": 13}
 P_CLEAN = 0.3
 P_PACKAGE = 0.45
 HELD_OUT_SHARE, UNSEEN_SHARE = 0.06, 0.05
-MARGIN = 1.0  # pixels: a position or size word that hinges on less is not asked for
+MARGIN = 1.0  # pixels: a position, size or width that hinges on less is not asked for
 
 
 @dataclass(frozen=True)
@@ -59,6 +59,11 @@ def _clear_position(scene: Scene) -> str | None:
     return scene.position if clear else None
 
 
+def _clear_width(scene: Scene) -> str | None:
+    clear = STEP / 2 - abs(scene.box.width - scene.width) >= MARGIN
+    return str(scene.width) if clear else None
+
+
 def describe(scene: Scene) -> str | None:
     """Such as ``small red circle``."""
     size = _clear_size(scene)
@@ -87,7 +92,7 @@ KINDS: dict[str, Kind] = {
         ("what is the number of corners?",),
     ),
     "width": Kind(
-        lambda scene: str(scene.width),
+        _clear_width,
         ("how wide is the shape in pixels?", "how many pixels wide is the shape?"),
         ("what is the width of the shape?",),
     ),

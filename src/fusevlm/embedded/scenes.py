@@ -100,8 +100,12 @@ def agrees(question: str, answer: str, color: str, shape: str) -> bool:
     if answer in SHAPES:
         return answer == shape and all(w == color for w in words if w in COLORS)
     there = color in words or shape in words
-    denied = "not" in words or "no" in words
-    return (there != denied) == (answer == "yes")
+    return (there != is_denial(question)) == (answer == "yes")
+
+
+def is_denial(question: str) -> bool:
+    """Whether a yes/no question asks if something is *not* there."""
+    return not {"not", "no"}.isdisjoint(question.rstrip("?").split())
 
 
 @cache

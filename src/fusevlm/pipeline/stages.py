@@ -1,4 +1,4 @@
-"""The pipeline's stages: load → pure function → save, each resumable and re-runnable alone."""
+"""Sampling and embedding in parts: resumable, one batch of queries at a time."""
 
 from __future__ import annotations
 

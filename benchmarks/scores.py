@@ -1,0 +1,70 @@
+"""What the baseline scores cost beside sampling: ``python -m benchmarks.scores RUN``.
+
+RUN is a run of ``fusevlm bench`` (runs/bench-embedded/easy-vqa). All scores are computed from its
+stored samples; the time its stage ``sample`` took is the alternative. Inference pairs are counted
+with a judge that goes by the words, since what is asked depends on the texts alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from fusevlm.bench.run import timed_scores
+from fusevlm.cli.tables import layout
+from fusevlm.pipeline.data import read_queries_of
+from fusevlm.pipeline.folders import read_manifest, read_run
+from fusevlm.pipeline.score import read_inputs
+from fusevlm.scores import SCORES
+from fusevlm.semantics.clusters import normalise
+from fusevlm.semantics.nli import cluster_queries, nli_similarity
+
+
+class ByWords:
+    """Entailment where the words are the same."""
+
+    name = "by words"
+
+    def judge(self, pairs: Sequence[tuple[str, str]]) -> np.ndarray:
+        same = [normalise(a) == normalise(b) for a, b in pairs]
+        return np.array([[0.0, 0.0, 1.0] if yes else [1.0, 0.0, 0.0] for yes in same])
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("run", type=Path)
+    args = parser.parse_args()
+    config = read_run(args.run)
+    whole = read_inputs(args.run, config)
+    sampling = read_manifest(args.run, "sample")
+    assert sampling is not None
+    start = time.perf_counter()
+    columns, missing, seconds = timed_scores(whole.inputs, tuple(SCORES))
+    total = time.perf_counter() - start
+    n = len(whole.inputs.samples[0])
+    print(f"{len(whole.inputs)} queries × {n} samples; {len(columns)} scores, missing: {missing}")
+    print(layout(["score", "seconds"], sorted(seconds.items(), key=lambda kv: -kv[1])))
+    share = total / sampling.seconds
+    print(f"all scores {total:.2f} s, sampling {sampling.seconds:.1f} s: {share:.1%} (bar 5 %)")
+
+    questions = {q.id: q.question for q in read_queries_of(args.run)}
+    asked = list(questions.values())[: len(whole.inputs)]
+    texts = [q.texts for q in whole.inputs.samples]
+    rows = []
+    for what, found in (
+        ("clusters", cluster_queries(ByWords(), asked, texts).counts),
+        ("similarities", nli_similarity(ByWords(), asked, texts).counts),
+    ):
+        fewer = found.all_pairs / found.judged
+        rows.append((what, found.all_pairs, found.distinct, found.judged, f"{fewer:.0f}×"))
+    print(layout(["inference pairs", "all", "distinct", "judged", "fewer (bar 5×)"], rows))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,206 @@
+"""``fusevlm.load``: a vision-language model that says how far its answer can be trusted."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fusevlm import checks
+from fusevlm.config import EMBEDDED, Config, SampleConfig
+from fusevlm.errors import ArtefactError, FuseError, InputError
+from fusevlm.fuse import Fuse
+from fusevlm.types import Query
+
+if TYPE_CHECKING:
+    from fusevlm.adapter.gp import GpAdapter
+    from fusevlm.backends.embedders import Towers
+    from fusevlm.backends.huggingface import HuggingFace
+
+ANSWER, ABSTAIN = "answer", "abstain"
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What ``ask`` found. The first eight fields are those of ``fusevlm ask --json``."""
+
+    answer: str
+    samples: dict[str, int]  # sampled answers with counts, most frequent first
+    m0: float
+    evidence: float
+    m_post: float
+    u: float
+    p_wrong: float
+    decision: str  # answer or abstain
+    threshold: float  # answer iff u is at most this; −inf: nothing can be certified
+    risk: float
+    delta: float
+    out_of_range: bool  # beyond what calibration saw
+
+    def as_dict(self) -> dict[str, Any]:
+        """The eight fields of the JSON form."""
+        return {name: getattr(self, name) for name in JSON_FIELDS}
+
+    def __str__(self) -> str:
+        n = sum(self.samples.values())
+        said = [f"{count:>4} × {text or '(nothing)'}" for text, count in self.samples.items()]
+        lines = [
+            f"{self.answer or '(nothing)'}",
+            "",
+            f"decision    {self.decision}  ({self._why()})",
+            f"P(wrong)    {self.p_wrong:.3f}",
+            "",
+            f"{n} sampled answers",
+            *said,
+            "",
+            f"prior       {self.m0:+.3f}   from the image and the question alone",
+            f"evidence    {self.evidence:+.3f}   from the answers",
+            f"posterior   {self.m_post:+.3f}",
+            f"u*          {self.u:+.3f}   higher is less sure",
+        ]
+        return "\n".join(lines + self._notes())
+
+    def _repr_html_(self) -> str:
+        said = "".join(
+            f"<li>{c} × {escape(t or '(nothing)')}</li>" for t, c in self.samples.items()
+        )
+        figures = {
+            "P(wrong)": self.p_wrong,
+            "prior m0": self.m0,
+            "evidence": self.evidence,
+            "posterior m_post": self.m_post,
+            "u*": self.u,
+        }
+        rows = "".join(
+            f'<tr><td style="text-align:left">{name}</td><td>{value:.3f}</td></tr>'
+            for name, value in figures.items()
+        )
+        notes = "".join(f"<p>{escape(note)}</p>" for note in self._notes() if note)
+        return (
+            f"<div><p><b>{escape(self.answer or '(nothing)')}</b> – {self.decision} "
+            f"<small>({escape(self._why())})</small></p><ul>{said}</ul>"
+            f"<table>{rows}</table>{notes}</div>"
+        )
+
+    def _why(self) -> str:
+        if self.threshold == float("-inf"):
+            return f"no threshold can be certified for risk {self.risk:g}"
+        sign = "≤" if self.decision == ANSWER else ">"
+        return f"u* {self.u:.3f} {sign} {self.threshold:.3f}, the limit for risk {self.risk:g}"
+
+    def _notes(self) -> list[str]:
+        if not self.out_of_range:
+            return []
+        return ["", "note: beyond what calibration saw; probability and guarantee may not hold."]
+
+
+JSON_FIELDS = ("answer", "samples", "m0", "evidence", "m_post", "u", "p_wrong", "decision")
+
+
+@dataclass(frozen=True, eq=False)
+class Assistant:
+    """A model with its towers, its prior and a fitted Fuse."""
+
+    backend: HuggingFace
+    towers: Towers
+    adapter: GpAdapter
+    fuse: Fuse
+    sample: SampleConfig
+    statistic: str
+
+    def ask(
+        self,
+        image: Any,
+        question: str,
+        *,
+        risk: float = 0.2,
+        delta: float = 0.1,
+        n: int | None = None,
+        seed: int = 0,
+    ) -> Answer:
+        """Answer a question about an image (a path, bytes or a PIL image), or abstain.
+
+        Where the decision is ``answer``, the error rate among such answers is at most ``risk`` with
+        probability 1 − ``delta``, for questions like those of the calibration.
+        """
+        from fusevlm.backends.images import load_image
+        from fusevlm.backends.temperatures import parse
+
+        if not question.strip():
+            raise InputError("the question is empty.")
+        n = checks.count(self.sample.n if n is None else n, "n", least=2)
+        picture = load_image(image)
+        heat = parse(self.sample.temperature, n, seed)
+        query = Query("ask", question, [picture])
+        (found,) = self.backend.sample([query], n, heat, seed)
+        if found.samples is None:
+            raise FuseError(f"the model gave no answer: {found.error}")
+        s = self.prior(picture, question)
+        scores = self.fuse.score([found.samples], [s] if self.fuse.model.uses_s else None)
+        decided = self.fuse.decide(scores, risk=risk, delta=delta)
+        theta: Any = decided.threshold
+        return Answer(
+            answer=found.samples.answer or "",
+            samples=dict(Counter(found.samples.texts).most_common()),
+            m0=float(scores.m0[0]),
+            evidence=float(scores.evidence[0]),
+            m_post=float(scores.m_post[0]),
+            u=float(scores.u[0]),
+            p_wrong=float(self.fuse.predict_proba(scores)[0]),
+            decision=ANSWER if bool(decided.answer[0]) else ABSTAIN,
+            threshold=float(theta.threshold),
+            risk=risk,
+            delta=delta,
+            out_of_range=bool(scores.out_of_range[0]),
+        )
+
+    def prior(self, picture: Any, question: str) -> float:
+        """The prior statistic s of an image and a question."""
+        image, text = self.towers.images([picture]), self.towers.texts([question]).vectors
+        return float(self.adapter.statistics(image, text)[self.statistic][0])
+
+
+def load(source: str | os.PathLike[str] = EMBEDDED) -> Assistant:
+    """An Assistant from ``embedded``, or from a run folder whose stage calibrate is done."""
+    from fusevlm.pipeline.adapter import load_adapter
+    from fusevlm.pipeline.embed import load_towers
+    from fusevlm.pipeline.sample import load_backend
+
+    if source == EMBEDDED:
+        run, config, fuse = Path(), Config(), _embedded_fuse()
+    else:
+        run = Path(source)
+        config, fuse = _calibrated(run)
+    return Assistant(
+        load_backend(config.sample),
+        load_towers(config.embed),
+        load_adapter(run, config),
+        fuse,
+        config.sample,
+        config.adapter.statistic,
+    )
+
+
+def _embedded_fuse() -> Fuse:
+    from fusevlm.pipeline.sources import model_folder
+
+    return Fuse.load(model_folder(EMBEDDED, "fuse"))
+
+
+def _calibrated(run: Path) -> tuple[Config, Fuse]:
+    """The config of a run and the first form of FUSE it calibrated."""
+    from fusevlm.pipeline import folders
+    from fusevlm.pipeline.methods import FORMS
+    from fusevlm.pipeline.run import require
+
+    config = folders.read_run(run)
+    home = require(run, "calibrate")
+    for name in config.calibrate.methods:
+        if name in FORMS:
+            return config, Fuse.load(home / name)
+    raise ArtefactError(
+        f"{run} has calibrated no form of FUSE. Add one of {', '.join(FORMS)} to calibrate.methods."
+    )

@@ -1,0 +1,334 @@
+"""One TOML file per run: a section per stage, unknown keys refused, every value checked."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any, get_type_hints
+
+from fusevlm import checks
+from fusevlm.errors import InputError
+
+EMBEDDED = "embedded"  # the models and data that come with fusevlm
+TRAIN = "train"  # an adapter trained in the run itself
+OFFICIAL = ("vqav2", "okvqa", "advqa")
+SEMANTICS = {
+    "clusters": ("string", "nli", "sentences", "none"),
+    "similarity": ("none", "sentences", "nli", "string"),
+    "rephrase": ("none", "generator", "prompt", "templates"),
+}
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """Queries. ``source`` is embedded; files, where each split names a table of queries; or an
+    official dataset (vqav2, okvqa, advqa), of which calibration and test images are drawn.
+    """
+
+    source: str = EMBEDDED
+    calibration: str = ""
+    test: str = ""
+    train: str = ""  # clean pairs for the adapter; only with adapter.source = "train"
+    images: str = ""  # folder of the images; beside each table if empty
+    n_calibration: int = 0  # the first so many; 0 for all
+    n_test: int = 0
+    folder: str = ""  # of an official dataset's files
+    split: str = "val"  # of an official dataset
+    seed: int = 0  # of the draw from an official dataset
+
+
+@dataclass(frozen=True)
+class SampleConfig:
+    """Sampled answers of a vision-language model."""
+
+    model: str = EMBEDDED
+    n: int = 20
+    temperature: str = "mct"  # mct, uniform, or a number as text
+    max_new_tokens: int = 16
+    prompt: str = ""  # with {question} in it; a short answer is asked for if empty
+    layers: tuple[str, ...] = ("last", "middle")
+    batch: int = 16
+    seed: int = 0
+    half: bool = False  # hidden states as float16
+    dtype: str = "auto"
+    device_map: str = ""
+
+
+@dataclass(frozen=True)
+class EmbedConfig:
+    """CLIP-like towers."""
+
+    towers: str = EMBEDDED
+    batch: int = 64
+    device: str = "cpu"
+
+
+@dataclass(frozen=True)
+class AdapterConfig:
+    """The prior: embedded, the folder of a trained adapter, or train."""
+
+    source: str = EMBEDDED
+    statistic: str = "s"  # the column that becomes the prior statistic
+    inducing: int = 250  # of a trained one
+    steps: int = 300
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class SemanticsConfig:
+    """What scores need beyond the samples; "none" leaves it out, and the scores that need it."""
+
+    clusters: str = "string"  # or nli, sentences, none
+    similarity: str = "none"  # or sentences, nli, string
+    rephrase: str = "none"  # or generator, prompt, templates
+    rephrasings: int = 5
+    p_true: bool = False
+    generator: str = EMBEDDED  # the model that asks, for rephrase = "generator"
+    nli: str = "microsoft/deberta-large-mnli"
+    encoder: str = "minilm"
+    threshold: float = 0.9  # of the similarity that makes one cluster, for clusters = "sentences"
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class ScoreConfig:
+    """Scores of every query, and which answers count as wrong."""
+
+    layer: str = "last"  # whose hidden states are the response embeddings
+    criterion: str = "exact_match"
+
+
+@dataclass(frozen=True)
+class CalibrateConfig:
+    """The methods compared: FUSE's own names, or any column of the scores."""
+
+    methods: tuple[str, ...] = ("practical", "paper", "evidence-only", "prior-only", "g_nll")
+    probability: str = "platt"  # of score columns: platt or isotonic
+    threshold_share: float = 0.5  # of the calibration queries kept apart for thresholds
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class EvaluateConfig:
+    """Risk, intervals, and the metadata columns by which tables are cut."""
+
+    risk: float = 0.2
+    delta: float = 0.1
+    bootstrap: int = 1000
+    level: float = 0.95
+    seed: int = 0
+    cluster: str = ""  # column whose equal values are resampled together; the image if empty
+    slices: tuple[str, ...] = ()
+    out_of_distribution: tuple[str, ...] = ()  # true/false columns; any true is out
+    severity: str = ""
+    corruption: str = ""
+
+
+@dataclass(frozen=True)
+class ReportConfig:
+    """The page."""
+
+    examples: int = 20
+
+
+@dataclass(frozen=True)
+class Config:
+    """Everything a run depends on; ``name`` is the file's unless it says otherwise."""
+
+    name: str = "run"
+    data: DataConfig = field(default_factory=DataConfig)
+    sample: SampleConfig = field(default_factory=SampleConfig)
+    embed: EmbedConfig = field(default_factory=EmbedConfig)
+    adapter: AdapterConfig = field(default_factory=AdapterConfig)
+    semantics: SemanticsConfig = field(default_factory=SemanticsConfig)
+    score: ScoreConfig = field(default_factory=ScoreConfig)
+    calibrate: CalibrateConfig = field(default_factory=CalibrateConfig)
+    evaluate: EvaluateConfig = field(default_factory=EvaluateConfig)
+    report: ReportConfig = field(default_factory=ReportConfig)
+
+
+SECTIONS: dict[str, type] = {
+    "data": DataConfig,
+    "sample": SampleConfig,
+    "embed": EmbedConfig,
+    "adapter": AdapterConfig,
+    "semantics": SemanticsConfig,
+    "score": ScoreConfig,
+    "calibrate": CalibrateConfig,
+    "evaluate": EvaluateConfig,
+    "report": ReportConfig,
+}
+
+
+def read_config(path: str | os.PathLike[str], changes: Sequence[str] = ()) -> Config:
+    """The config of a TOML file with ``section.key=value`` changes on top.
+
+    Paths in the file are relative to the file.
+    """
+    source = Path(path)
+    try:
+        with source.open("rb") as handle:
+            tree = tomllib.load(handle)
+    except OSError as error:
+        raise InputError(f"cannot read {source}: {error.strerror or error}.") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InputError(f"{source} is not TOML: {error}.") from error
+    config = make_config({"name": source.stem, **tree}, str(source))
+    return change_config(anchor(config, source.parent), changes)
+
+
+def demo_config(limit: int = 2000, seed: int = 0) -> Config:
+    """configs/demo.toml: a quarter of ``limit`` queries to calibrate, the rest to test."""
+    quarter = checks.count(limit, "limit", least=40) // 4
+    tree = {
+        "name": "demo",
+        "data": {"n_calibration": quarter, "n_test": limit - quarter},
+        "sample": {"seed": seed},
+        "calibrate": {"seed": seed},
+        "evaluate": {
+            "seed": seed,
+            "cluster": "image_id",
+            "slices": ["severity", "answer_type", "source"],
+            "out_of_distribution": ["held_out_pair", "unseen_phrasing"],
+            "severity": "severity",
+            "corruption": "corruption",
+        },
+    }
+    return make_config(tree, "demo")
+
+
+def make_config(tree: Mapping[str, Any], where: str) -> Config:
+    """A checked Config from nested mappings; ``where`` opens every complaint."""
+    given: dict[str, Any] = {}
+    for name, value in tree.items():
+        if name == "name":
+            given[name] = _typed(value, str, f"{where}: name")
+        elif name not in SECTIONS:
+            raise InputError(f"{where}: unknown section {name!r}.{_hint(name, SECTIONS)}")
+        elif not isinstance(value, Mapping):
+            raise InputError(f"{where}: {name} is {value!r}; expected a section [{name}].")
+        else:
+            given[name] = _section(name, value, where)
+    config = Config(**given)
+    _check(config, where)
+    return config
+
+
+def change_config(config: Config, changes: Sequence[str]) -> Config:
+    """``section.key=value`` on top; the value is TOML, or a bare word."""
+    tree = as_tree(config)
+    for change in changes:
+        path, equals, text = change.partition("=")
+        section, dot, key = path.strip().partition(".")
+        if not (equals and dot and section and key):
+            raise InputError(f"--set {change!r}: expected section.key=value.")
+        if section not in SECTIONS:
+            raise InputError(f"--set {change!r}: unknown section.{_hint(section, SECTIONS)}")
+        tree[section][key] = _value(text.strip())
+    return make_config(tree, "--set" if changes else config.name)
+
+
+def as_tree(config: Config) -> dict[str, Any]:
+    """The config as nested plain data, lists instead of tuples."""
+    tree = asdict(config)
+    for section in SECTIONS:
+        tree[section] = {
+            k: list(v) if isinstance(v, tuple) else v for k, v in tree[section].items()
+        }
+    return tree
+
+
+def _section(name: str, given: Mapping[str, Any], where: str) -> Any:
+    kind = SECTIONS[name]
+    types = get_type_hints(kind)
+    for key in given:
+        if key not in types:
+            raise InputError(f"{where}: [{name}] has no key {key!r}.{_hint(key, types)}")
+    return kind(**{k: _typed(v, types[k], f"{where}: {name}.{k}") for k, v in given.items()})
+
+
+def _typed(value: Any, kind: Any, where: str) -> Any:
+    """``value`` as ``kind``, one of str, int, float, bool and tuple[str, ...]."""
+    if kind == tuple[str, ...]:
+        if isinstance(value, list | tuple) and all(isinstance(item, str) for item in value):
+            return tuple(value)
+        raise InputError(f"{where} is {value!r}; expected a list of strings.")
+    if kind is float and type(value) is int:
+        return float(value)
+    if kind is str and type(value) in (int, float):
+        return str(value)
+    if type(value) is not kind:
+        words = {str: "a string", int: "a whole number", float: "a number", bool: "true or false"}
+        raise InputError(f"{where} is {value!r}; expected {words[kind]}.")
+    return value
+
+
+def _value(text: str) -> Any:
+    try:
+        return tomllib.loads(f"v = {text}")["v"]
+    except tomllib.TOMLDecodeError:
+        return text  # a bare string
+
+
+def _hint(name: str, known: Mapping[str, Any]) -> str:
+    near = difflib.get_close_matches(name, list(known), n=1)
+    return f" Did you mean {near[0]!r}?" if near else f" Known are: {', '.join(known)}."
+
+
+def anchor(config: Config, home: Path) -> Config:
+    """Relative paths of files that stand beside the config, made to work from anywhere."""
+    tree = as_tree(config)
+    places = [("data", k) for k in ("calibration", "test", "train", "images", "folder")]
+    places += [("sample", "model"), ("embed", "towers"), ("adapter", "source")]
+    places += [("semantics", "generator"), ("semantics", "nli")]
+    for section, key in places:
+        value = tree[section][key]
+        if value and value not in (EMBEDDED, TRAIN) and (home / value).exists():
+            tree[section][key] = str(home / value)
+    return make_config(tree, config.name)
+
+
+def _check(config: Config, where: str) -> None:
+    """What types cannot say; each complaint names its key."""
+    data = config.data
+    try:
+        checks.choice(data.source, "data.source", (EMBEDDED, "files", *OFFICIAL))
+        for section in SECTIONS:
+            part = getattr(config, section)
+            for f in fields(part):
+                if type(getattr(part, f.name)) is int:
+                    least = 0 if f.name.startswith("n_") or f.name in ("seed", "examples") else 1
+                    checks.count(getattr(part, f.name), f"{section}.{f.name}", least=least)
+        for name in ("risk", "delta", "level"):
+            checks.fraction(getattr(config.evaluate, name), f"evaluate.{name}")
+        checks.fraction(config.calibrate.threshold_share, "calibrate.threshold_share")
+        checks.choice(config.calibrate.probability, "calibrate.probability", ("platt", "isotonic"))
+        if not config.calibrate.methods:
+            raise InputError("calibrate.methods is empty; name at least one.")
+        for name, allowed in SEMANTICS.items():
+            checks.choice(getattr(config.semantics, name), f"semantics.{name}", allowed)
+        if config.semantics.clusters == "sentences" and config.semantics.similarity == "none":
+            raise InputError("semantics.clusters = 'sentences' needs semantics.similarity too.")
+        if data.source in OFFICIAL and not (data.folder and data.n_calibration and data.n_test):
+            raise InputError(
+                f"data.source is {data.source!r}: name data.folder, data.n_calibration and "
+                f"data.n_test."
+            )
+        if data.source == "files" and not (data.calibration and data.test):
+            raise InputError("data.source is 'files': name data.calibration and data.test.")
+        if (config.adapter.source == TRAIN) != bool(data.train):
+            raise InputError(
+                "data.train and adapter.source = 'train' belong together: the adapter is trained "
+                "on those pairs. Give both, or neither."
+            )
+        if config.score.layer not in config.sample.layers:
+            raise InputError(
+                f"score.layer is {config.score.layer!r}, which sample.layers does not keep: "
+                f"{', '.join(config.sample.layers)}."
+            )
+    except InputError as error:
+        raise InputError(f"{where}: {error}") from error

@@ -1,0 +1,1 @@
+"""The pipeline: data → sample → embed → adapter → score → calibrate → evaluate → report."""

@@ -1,0 +1,165 @@
+"""Stage data: the queries of each split as one table; pictures that exist nowhere else as PNG."""
+
+from __future__ import annotations
+
+import hashlib
+import heapq
+import io
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from fusevlm.config import EMBEDDED, OFFICIAL, Config, DataConfig
+from fusevlm.errors import InputError
+from fusevlm.pipeline import folders
+from fusevlm.pipeline.run import Work, require
+from fusevlm.pipeline.tables import read_parquet, save_parquet
+from fusevlm.types import Query
+
+QUERIES, IMAGES = "queries.parquet", "images"
+JUDGED = ("calibration", "test")  # the splits that are sampled and scored
+
+
+def inputs(config: Config) -> dict[str, Path]:
+    """The tables of queries."""
+    if config.data.source == EMBEDDED:
+        return {}
+    if config.data.source in OFFICIAL:
+        from fusevlm.data.catalogue import official_files
+
+        return official_files(config.data.source, config.data.folder, config.data.split)
+    found = {f"data.{name}": Path(path) for name, path in _files(config.data).items()}
+    for name, path in found.items():
+        if not path.is_file():
+            raise InputError(f"{name} is {path}, which is no file.")
+    return found
+
+
+def make(work: Work) -> dict[str, int]:
+    """Write the queries."""
+    splits = load_splits(work.config.data)
+    total = sum(len(queries) for queries in splits.values())
+    rows: dict[str, list[Any]] = {name: [] for name in _COLUMNS}
+    for split, queries in splits.items():
+        for number, query in enumerate(queries):
+            images = _keep_images(work.folder("data"), split, number, query)
+            for name, value in _row(split, query, images).items():
+                rows[name].append(value)
+            work.progress(len(rows["query_id"]), total)
+    save_parquet(work.folder("data") / QUERIES, rows)
+    return {split: len(queries) for split, queries in splits.items()}
+
+
+def load_splits(data: DataConfig) -> dict[str, list[Query]]:
+    """The queries of each split, cut to the wanted numbers."""
+    limits = {"calibration": data.n_calibration or None, "test": data.n_test or None}
+    if data.source == EMBEDDED:
+        from fusevlm.embedded.questions import queries
+
+        return {split: queries(split, limit=limits[split]) for split in JUDGED}
+    if data.source in OFFICIAL:
+        return draw_official(data)
+    from fusevlm.data.queries import read_queries
+
+    return {
+        split: read_queries(path, data.images or None, limit=limits.get(split))
+        for split, path in _files(data).items()
+    }
+
+
+def draw_official(data: DataConfig) -> dict[str, list[Query]]:
+    """Calibration and test queries drawn from an official dataset, no image in both.
+
+    Images come in an order that depends on the seed and their id only. The dataset is streamed and
+    as many queries are held as are wanted; those of an image on the border go to calibration.
+    """
+    from fusevlm.data.catalogue import open_dataset
+
+    settings = {"kind": data.source, "folder": data.folder, "split": data.split}
+    if data.images:
+        settings["images"] = data.images
+    wanted = data.n_calibration + data.n_test
+
+    def place(query: Query) -> tuple[bytes, str]:
+        image = f"{data.seed}/{query.metadata['image_id']}"
+        return hashlib.sha256(image.encode()).digest(), query.id
+
+    drawn = heapq.nsmallest(wanted, open_dataset(settings), key=place)
+    if len(drawn) < wanted:
+        raise InputError(
+            f"{data.folder} has {len(drawn)} queries in the split {data.split}; n_calibration and "
+            f"n_test ask for {wanted}. Ask for fewer."
+        )
+    first, rest = drawn[: data.n_calibration], drawn[data.n_calibration :]
+    border = first[-1].metadata["image_id"]
+    return {
+        "calibration": first,
+        "test": [query for query in rest if query.metadata["image_id"] != border],
+    }
+
+
+def _files(data: DataConfig) -> dict[str, str]:
+    named = {"calibration": data.calibration, "test": data.test, "train": data.train}
+    return {split: path for split, path in named.items() if path}
+
+
+_COLUMNS = ("query_id", "split", "question", "images", "history", "references", "metadata")
+
+
+def _row(split: str, query: Query, images: Sequence[str]) -> dict[str, Any]:
+    return {
+        "query_id": f"{split}/{query.id}",
+        "split": split,
+        "question": query.question,
+        "images": list(images),
+        "history": json.dumps([list(turn) for turn in query.history]),
+        "references": list(query.references),
+        "metadata": json.dumps(dict(query.metadata), default=str),
+    }
+
+
+def _keep_images(folder: Path, split: str, number: int, query: Query) -> list[str]:
+    """Paths as they are; pictures in memory become files of the run, named relative to it."""
+    kept = []
+    for k, image in enumerate(query.images):
+        if isinstance(image, str | Path):
+            kept.append(str(Path(image).resolve()))
+            continue
+        name = f"{IMAGES}/{split}-{number:05d}-{k}.png"
+        buffer = io.BytesIO()
+        image.save(buffer, format="PNG")
+        folders.save(folder / name, buffer.getvalue())
+        kept.append(name)
+    return kept
+
+
+def read_queries_of(run: Path, splits: Sequence[str] = JUDGED) -> list[Query]:
+    """The stored queries of some splits, in order; ``metadata["split"]`` says which."""
+    folder = require(run, "data")
+    table = read_parquet(folder / QUERIES)
+    found = []
+    for i, split in enumerate(table["split"]):
+        if split in splits:
+            found.append(
+                Query(
+                    id=table["query_id"][i],
+                    question=table["question"][i],
+                    images=[folder / name for name in table["images"][i]],
+                    history=[(role, text) for role, text in json.loads(table["history"][i])],
+                    references=table["references"][i],
+                    metadata={**json.loads(table["metadata"][i]), "split": split},
+                )
+            )
+    return found
+
+
+def metadata(queries: Sequence[Query], column: str, key: str) -> list[Any]:
+    """A metadata column, or an error that names the config key and the columns there are."""
+    for query in queries:
+        if column not in query.metadata:
+            raise InputError(
+                f"{key} names {column!r}, which query {query.id!r} lacks; it has "
+                f"{', '.join(map(str, query.metadata)) or 'no columns'}."
+            )
+    return [query.metadata[column] for query in queries]

@@ -1,0 +1,171 @@
+"""Would a config run? Files, weights, extras, names, space; no model is loaded."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from fusevlm import checks
+from fusevlm.config import EMBEDDED, TRAIN, Config
+from fusevlm.correctness import CRITERIA
+from fusevlm.errors import FuseError, InputError
+from fusevlm.pipeline import folders
+from fusevlm.pipeline.adapter import PART as ADAPTER
+from fusevlm.pipeline.data import JUDGED, load_splits, metadata
+from fusevlm.pipeline.data import inputs as data_inputs
+from fusevlm.pipeline.embed import PART as TOWERS
+from fusevlm.pipeline.methods import check_methods
+from fusevlm.pipeline.run import FRESH, STALE, states
+from fusevlm.pipeline.sample import PART as VLM
+from fusevlm.pipeline.sources import model_folder
+from fusevlm.scores import SCORES
+
+EXTRAS = {"torch": "torch", "transformers": "torch", "pyarrow": "frames", "matplotlib": "report"}
+STATISTICS = ("s", "s_image", "s_text", "reconstruction", "latent_distance", "disagreement")
+ROW_BYTES = 8000  # of a query beside them: texts, log-probabilities, a picture
+USUAL_WIDTH = 4096  # of hidden states, where the model's config is not at hand
+
+
+@dataclass(frozen=True)
+class Validation:
+    """What would run, and what stands in its way."""
+
+    plan: list[str]
+    problems: list[str]
+
+
+def validate(config: Config, run: Path) -> Validation:
+    """Check everything that can be checked without loading a model."""
+    problems: list[str] = []
+
+    def check(test: Callable[[], Any]) -> Any:
+        try:
+            return test()
+        except FuseError as error:
+            problems.append(str(error))
+            return None
+
+    for module, extra in _modules(config).items():
+        if find_spec(module) is None:
+            problems.append(f"{module} is not installed. Run: pip install 'fusevlm[{extra}]'")
+    check(lambda: data_inputs(config))
+    sources = {
+        "sample.model": (config.sample.model, VLM),
+        "embed.towers": (config.embed.towers, TOWERS),
+        "adapter.source": (config.adapter.source, ADAPTER),
+    }
+    plan = []
+    for key, (source, part) in sources.items():
+        if source == TRAIN and key == "adapter.source":
+            plan.append("adapter: trained in this run")
+            continue
+        place = check(partial(_model, source, part))
+        if place is not None:
+            plan.append(f"{key}: {place}")
+    check(lambda: checks.choice(config.score.criterion, "score.criterion", tuple(CRITERIA)))
+    check(lambda: checks.choice(config.adapter.statistic, "adapter.statistic", STATISTICS))
+    check(lambda: check_methods(config.calibrate.methods, [*SCORES, *STATISTICS]))
+    queries = check(lambda: count_queries(config))
+    width = check(lambda: _width(config))
+    if queries is not None and width is not None:
+        need = _bytes_needed(config, queries, width)
+        plan.append(
+            f"{queries} queries × {config.sample.n} samples, about {need / 1e6:.0f} MB on disk"
+        )
+        free = shutil.disk_usage(_existing(run)).free
+        if free < need:
+            problems.append(f"{run} needs {need / 1e6:.0f} MB; {free / 1e6:.0f} MB are free.")
+    if config.data.source != EMBEDDED and queries is not None:
+        problems += _problems_of_queries(config)
+    check(lambda: plan.extend(_standing(config, run)))
+    return Validation(plan, problems)
+
+
+def count_queries(config: Config) -> int:
+    """Judged queries."""
+    if config.data.source != EMBEDDED:
+        return sum(len(load_splits(config.data)[split]) for split in JUDGED)
+    from fusevlm.embedded.questions import N_QUERIES
+
+    limits = {"calibration": config.data.n_calibration, "test": config.data.n_test}
+    return sum(min(N_QUERIES[s], limit or N_QUERIES[s]) for s, limit in limits.items())
+
+
+def _problems_of_queries(config: Config) -> list[str]:
+    """Missing pictures, missing right answers, and columns the tables do not have."""
+    found = []
+    splits = load_splits(config.data)
+    for split, queries in splits.items():
+        gone = [str(i) for q in queries for i in q.images if not Path(i).is_file()]
+        if gone:
+            found.append(f"data.{split}: {len(gone)} pictures are missing, first {gone[0]}.")
+        bare = [q.id for q in queries if not q.references]
+        if bare and split in JUDGED:
+            found.append(f"data.{split}: {len(bare)} queries have no references, first {bare[0]}.")
+    evaluate = config.evaluate
+    named = {"slices": evaluate.slices, "out_of_distribution": evaluate.out_of_distribution}
+    for key in ("cluster", "severity", "corruption"):
+        named[key] = (getattr(evaluate, key),) if getattr(evaluate, key) else ()
+    for key, columns in named.items():
+        for column in columns:
+            try:
+                metadata(splits["test"], column, f"evaluate.{key}")
+            except FuseError as error:
+                found.append(str(error))
+    return found
+
+
+def _modules(config: Config) -> dict[str, str]:
+    data = {"easy_vqa": "embedded"} if config.data.source == EMBEDDED else {}
+    return {**EXTRAS, **data}
+
+
+def _model(source: str, part: str) -> str:
+    """Where a model is, in words; a path that leads nowhere is an error."""
+    if source == EMBEDDED:
+        return f"embedded ({Path(model_folder(source, part)).name})"
+    if Path(source).is_dir():
+        return f"folder {source}"
+    if source.startswith(("/", ".", "~")):
+        raise InputError(f"{source} is no folder.")
+    return f"{source} from the hub, or its cache"
+
+
+def _bytes_needed(config: Config, queries: int, width: int) -> int:
+    """Hidden states dominate: queries × (n + 1) × layers × width."""
+    sample = config.sample
+    per_state = width * (2 if sample.half else 4)
+    return queries * (sample.n + 1) * len(sample.layers) * per_state + ROW_BYTES * queries
+
+
+def _width(config: Config) -> int:
+    """Features of a hidden state, from the model's config where that is at hand."""
+    path = Path(model_folder(config.sample.model, VLM)) / "config.json"
+    if not path.is_file():
+        return USUAL_WIDTH
+    facts = folders.read_json(path, "Is this a model's folder?")
+    inner = facts.get("text_config", facts)
+    return int(inner.get("hidden_size", facts.get("hidden_size", USUAL_WIDTH)))
+
+
+def _existing(path: Path) -> Path:
+    """The folder, or the nearest one above it that exists."""
+    return next(p for p in (path.absolute(), *path.absolute().parents) if p.exists())
+
+
+def _standing(config: Config, run: Path) -> list[str]:
+    if not folders.is_run(run):
+        return ["nothing done yet: all stages would run"]
+    folders.read_run(run)
+    lines = []
+    for name, state in states(run, config).items():
+        if state.kind == STALE:
+            lines.append(f"{name}: stale, {state.reason}")
+        else:
+            lines.append(f"{name}: {'done' if state.kind == FRESH else f'{state.kind}, would run'}")
+    return lines

@@ -1,0 +1,1 @@
+"""What responses mean: clusters, similarities, rephrasings, and the model's own verdict."""

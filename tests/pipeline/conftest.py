@@ -1,0 +1,122 @@
+"""A finished run folder without any model: stored answers and statistics with a known truth."""
+
+import dataclasses
+import json
+import shutil
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from fusevlm import simulate
+from fusevlm.config import make_config
+from fusevlm.pipeline import folders
+from fusevlm.pipeline.adapter import STATISTICS
+from fusevlm.pipeline.data import IMAGES, QUERIES
+from fusevlm.pipeline.folders import Manifest
+from fusevlm.pipeline.run import settings_of
+from fusevlm.pipeline.tables import save_parquet
+from fusevlm.store.generations import KIND, write_generations
+from fusevlm.store.parts import PartStore
+from fusevlm.types import Generation
+
+N_CALIBRATION, N_TEST = 120, 150
+HOSTILE = '<script>alert("x")</script> & what?'
+
+
+def make_run(root, tree=None):
+    """Stages data, sample, embed and adapter as a model would have left them."""
+    config = make_config(tree or {"name": "simulated"}, "test")
+    size = N_CALIBRATION + N_TEST
+    world = simulate.queries(size, n_samples=6, d=12, seed=5)
+    rng = np.random.default_rng(0)
+    splits = ["calibration"] * N_CALIBRATION + ["test"] * N_TEST
+    ids = [f"{split}/{k}" for k, split in enumerate(splits)]
+    severity = rng.integers(0, 6, size)
+    rows = {
+        "query_id": ids,
+        "split": splits,
+        "question": [HOSTILE] * size,
+        "images": [[f"{IMAGES}/{k // 2}.png"] for k in range(size)],
+        "history": ["[]"] * size,
+        "references": [["right"]] * size,
+        "metadata": [
+            json.dumps(
+                {
+                    "severity": int(at),
+                    "corruption": "noise" if at else "clean",
+                    "odd": k % 10 == 0,
+                    "image_id": str(k // 2),
+                }
+            )
+            for k, at in enumerate(severity)
+        ],
+    }
+    save_parquet(root / "data" / QUERIES, rows)
+    (root / "data" / IMAGES).mkdir()
+    for k in range(size // 2):
+        pixels = rng.integers(0, 255, (8, 8, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(root / "data" / IMAGES / f"{k}.png")
+    generations = [
+        Generation(
+            ids[k],
+            dataclasses.replace(one, answer="wrong" if world.wrong[k] else "right"),
+            layers={"last": one.embeddings, "middle": one.embeddings[:, ::-1]},
+            answer_layers={"last": one.embeddings[0], "middle": one.embeddings[0]},
+        )
+        for k, one in enumerate(world.samples)
+    ]
+    with PartStore(root / "sample", KIND, {}) as store:
+        for index, start in enumerate(range(0, size, 64)):
+            write_generations(store, index, generations[start : start + 64])
+        store.finish()
+    save_parquet(root / "adapter" / STATISTICS, {"query_id": ids, "s": world.s})
+    (root / "embed").mkdir()
+    upstream = {}
+    for name, after in {"data": (), "sample": ("data",), "embed": ("data",),
+                        "adapter": ("data", "embed")}.items():  # fmt: skip
+        upstream[name] = folders.digest_stage(root / name)
+        before = {other: upstream[other] for other in after}
+        folders.write_manifest(
+            root, Manifest(name, settings_of(name, config), {}, before, True, upstream[name])
+        )
+    folders.write_run(root, config)
+    return config, world
+
+
+TREE = {
+    "name": "simulated",
+    "sample": {"model": "no/such-model"},
+    "embed": {"towers": "no/such-towers"},
+    "adapter": {"source": "no/such-adapter"},
+    "calibrate": {"methods": ["practical", "paper", "evidence-only", "prior-only", "g_nll"]},
+    "evaluate": {
+        "bootstrap": 60,
+        "cluster": "image_id",
+        "slices": ["severity"],
+        "out_of_distribution": ["odd"],
+        "severity": "severity",
+        "corruption": "corruption",
+    },
+    "report": {"examples": 5},
+}
+
+
+@pytest.fixture(scope="session")
+def finished(tmp_path_factory):
+    """(folder, config, world) of a run brought to the end once."""
+    from fusevlm.pipeline.run import run_stages
+
+    root = tmp_path_factory.mktemp("runs") / "simulated"
+    config, world = make_run(root, TREE)
+    run_stages(root, config)
+    return root, config, world
+
+
+@pytest.fixture
+def run(finished, tmp_path):
+    """A copy of the finished run to spoil."""
+    root, config, _ = finished
+    copy = tmp_path / "run"
+    shutil.copytree(root, copy)
+    return copy, config

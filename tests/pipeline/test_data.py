@@ -1,0 +1,85 @@
+"""Stage data: what is stored is what was drawn or read."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from PIL import Image
+from tests.data import official
+
+from fusevlm.config import DataConfig, change_config, demo_config, make_config
+from fusevlm.embedded.questions import queries
+from fusevlm.errors import InputError
+from fusevlm.pipeline.data import inputs, load_splits, read_queries_of
+from fusevlm.pipeline.run import run_stages
+
+
+def test_generated_pictures_are_kept_without_loss(tmp_path):
+    config = change_config(demo_config(), ["data.n_calibration=3", "data.n_test=4"])
+    run_stages(tmp_path, config, only="data")
+    drawn = [*queries("calibration", limit=3), *queries("test", limit=4)]
+    stored = read_queries_of(tmp_path)
+    splits = ["calibration"] * 3 + ["test"] * 4
+    for split, a, b in zip(splits, drawn, stored, strict=True):
+        assert b.id == f"{split}/{a.id}"
+        assert (b.question, b.references) == (a.question, a.references)
+        assert b.metadata == {**a.metadata, "split": split}
+        np.testing.assert_array_equal(np.asarray(Image.open(b.images[0])), np.asarray(a.images[0]))
+    assert json.loads((tmp_path / "data" / "stage.json").read_text())["counts"] == {
+        "calibration": 3,
+        "test": 4,
+    }
+
+
+def test_tables_of_both_splits_may_use_the_same_ids(tmp_path):
+    rows = [{"id": "1", "question": "what", "image": "a.png", "references": ["x"], "k": [1, 2]}]
+    for name in ("calibration", "test"):
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    files = {k: str(tmp_path / f"{k}.jsonl") for k in ("calibration", "test")}
+    config = make_config({"data": {"source": "files", **files}}, "test")
+    run_stages(tmp_path / "run", config, only="data")
+    one, two = read_queries_of(tmp_path / "run")
+    assert (one.id, two.id) == ("calibration/1", "test/1")
+    assert one.images == [tmp_path / "a.png"]
+    assert one.metadata == {"k": [1, 2], "split": "calibration"}
+    assert read_queries_of(tmp_path / "run", ("test",))[0].id == "test/1"
+
+
+def test_a_missing_table_is_named(tmp_path):
+    files = {"calibration": "none.csv", "test": "none.csv"}
+    config = make_config({"data": {"source": "files", **files}}, "test")
+    with pytest.raises(InputError, match=r"data\.calibration is none\.csv, which is no file"):
+        inputs(config)
+
+
+def test_official_queries_are_drawn_by_image(tmp_path):
+    """All of an image on one side, the same draw for a seed, another for another."""
+    keys = [image * 1000 + k for image in range(40) for k in range(3)]
+    folder = tmp_path / "vqa"
+    folder.mkdir()
+    official.write(
+        folder / "v2_OpenEnded_mscoco_val2014_questions.json",
+        official.wrapped("questions", [official.question(key) for key in keys]),
+    )
+    official.write(
+        folder / "v2_mscoco_val2014_annotations.json",
+        official.wrapped("annotations", [official.annotation(key) for key in keys]),
+    )
+    for image in range(40):
+        official.write_image(tmp_path / "coco" / "val2014", f"COCO_val2014_{image:012d}.jpg")
+    data = DataConfig(
+        source="vqav2", folder=str(folder), images=str(tmp_path / "coco"), n_calibration=20,
+        n_test=50,
+    )  # fmt: skip
+    drawn = load_splits(data)
+    images = {split: {q.metadata["image_id"] for q in found} for split, found in drawn.items()}
+    assert len(drawn["calibration"]) == 20
+    assert 48 <= len(drawn["test"]) <= 50  # an image on the border loses its test queries
+    assert not images["calibration"] & images["test"]
+    again, other = load_splits(data), load_splits(replace(data, seed=1))
+    ids = [q.id for q in drawn["calibration"]]
+    assert [q.id for q in again["calibration"]] == ids
+    assert [q.id for q in other["calibration"]] != ids
+    with pytest.raises(InputError, match="has 120 queries"):
+        load_splits(replace(data, n_test=500))

@@ -1,0 +1,260 @@
+"""From files and a tiny model to the page and to ``ask``; interruptions and failures on the way."""
+
+import json
+import re
+
+import numpy as np
+import pytest
+from tests.backends.conftest import make_picture
+from tests.pipeline.tiny_models import CONFIG, save_models, save_queries
+
+import fusevlm
+from fusevlm.adapter.gp import GpAdapter
+from fusevlm.assistant import JSON_FIELDS, Answer, load
+from fusevlm.backends.embedders import Towers
+from fusevlm.backends.huggingface import HuggingFace
+from fusevlm.backends.images import load_image
+from fusevlm.cli import main
+from fusevlm.config import read_config
+from fusevlm.errors import ArtefactError, InputError
+from fusevlm.fuse import Fuse
+from fusevlm.pipeline import sample
+from fusevlm.pipeline.data import read_queries_of
+from fusevlm.pipeline.run import states
+from fusevlm.store.embeddings import read_embeddings
+from fusevlm.store.generations import read_generations
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    """A folder with models, queries, a config and a run that was interrupted while sampling."""
+    root = tmp_path_factory.mktemp("own")
+    save_models(root)
+    backend = HuggingFace.load(str(root / "vlm"))
+    save_queries(root, ["?"])
+    (root / "own.toml").write_text(CONFIG)
+    config = read_config(root / "own.toml")
+    queries = read_queries_of_files(config)
+    said = [g.samples.answer for g in backend.sample(queries, 2, np.ones(2), 0) if g.samples]
+    save_queries(root, [max(set(said), key=said.count), "never"])
+    return root
+
+
+def read_queries_of_files(config):
+    from fusevlm.data.queries import read_queries
+
+    return read_queries(config.data.test)[:8]
+
+
+@pytest.fixture(scope="module")
+def done(home):
+    """The run brought to its end through the command line, after one interruption."""
+    run = home / "run"
+    words = ["run", str(home / "own.toml"), "--run", str(run)]
+    real, calls = HuggingFace.sample, []
+
+    def stop_in_third_batch(self, *args):
+        calls.append(1)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return real(self, *args)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(HuggingFace, "sample", stop_in_third_batch)
+        assert main(words) == 130
+    kept = sum(1 for _ in read_generations(run / "sample"))
+    assert main(words) == 0
+    return run, kept, words
+
+
+def test_an_interruption_keeps_what_is_done_and_says_how_to_go_on(home, capsys, monkeypatch):
+    run = home / "stopped"
+    words = ["run", str(home / "own.toml"), "--run", str(run), "--set", "sample.n=3"]
+
+    def stop(work):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(sample, "make", stop)
+    assert main([*words, "--redo", "data"]) == 130
+    err = capsys.readouterr().err
+    command = " ".join(words)
+    assert f"what is done is kept. Go on with: fusevlm {command}\n" in err
+    kinds = {
+        name: state.kind for name, state in states(run, read_config(words[1], words[5:])).items()
+    }
+    assert (kinds["data"], kinds["sample"]) == ("fresh", "incomplete")
+
+
+def test_a_resumed_run_has_the_answers_of_an_uninterrupted_one(home, done):
+    run, kept, _ = done
+    assert kept == 16
+    config = read_config(home / "own.toml")
+    queries = read_queries_of(run)
+    assert len(queries) == 56
+    found = list(read_generations(run / "sample"))
+    assert [g.query_id for g in found] == [q.id for q in queries]
+    backend = sample.load_backend(config.sample)
+    heat = np.array(found[0].temperatures)
+    for start in (0, 16, 48):
+        fresh = backend.sample(queries[start : start + 8], 4, heat, 0)
+        for a, b in zip(fresh, found[start : start + 8], strict=True):
+            assert a.samples.texts == b.samples.texts
+
+
+def test_the_adapter_is_trained_on_training_pairs_only(done):
+    run, _, _ = done
+    ids, _ = read_embeddings(run / "embed")
+    assert sum(i.startswith("train/") for i in ids) == 24
+    manifest = json.loads((run / "adapter" / "stage.json").read_text())
+    assert manifest["counts"] == {"queries": 56, "trained_on": 24}
+    record = GpAdapter.load(run / "adapter" / "model").fitted.record
+    assert record.n_pairs + record.n_held_out == 24
+
+
+def test_the_run_prints_what_it_wrote(done, capsys):
+    run, _, words = done
+    assert main([*words, "--quiet"]) == 0
+    captured = capsys.readouterr()
+    assert captured.err == ""
+    results = json.loads((run / "evaluate" / "results.json").read_text())
+    assert "16 test queries" in captured.out
+    for row in results["slices"][0]["methods"].values():
+        assert f"{row['auroc']['estimate']:.3f} [" in captured.out
+    assert re.search(r"seconds: data \d+\.\d, sample .* together \d+", captured.out)
+    assert str(run / "report" / "index.html") in captured.out
+    page = (run / "report" / "index.html").read_text()
+    assert page.count('src="data:image/png;base64,') == 3
+
+
+def test_failed_queries_are_counted_and_left_out(home, tmp_path, capsys):
+    rows = [json.loads(x) for x in (home / "calibration.jsonl").read_text().splitlines()]
+    for row in rows:
+        row["image"] = str(home / row["image"])
+    rows[3]["image"] = "missing.png"
+    (home / "holes.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    words = ["run", str(home / "own.toml"), "--run", str(tmp_path / "run"), "--quiet"]
+    words += ["--set", f"data.calibration={home / 'holes.jsonl'}", "--set", "sample.n=2"]
+    words += ["--set", 'calibrate.methods=["prior-only"]', "--set", "evaluate.slices=[]"]
+    assert main(words) == 3
+    assert "failed and left out: 1 (" in capsys.readouterr().out
+    failed = json.loads((tmp_path / "run" / "score" / "failed.json").read_text())
+    assert list(failed) == ["calibration/3"]
+    assert "does not exist" in failed["calibration/3"]
+
+
+def test_validate_looks_into_the_tables(home, tmp_path, capsys):
+    words = ["validate", str(home / "own.toml"), "--run", str(tmp_path / "run")]
+    assert main(words) == 0
+    out = capsys.readouterr().out
+    assert "56 queries × 4 samples" in out
+    assert f"folder {home / 'vlm'}" in out
+    rows = [json.loads(x) for x in (home / "test.jsonl").read_text().splitlines()]
+    rows[2]["image"], rows[3]["references"] = "gone.png", []
+    (home / "bad.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    words += ["--set", f"data.test={home / 'bad.jsonl'}", "--set", "embed.towers=./nowhere"]
+    assert main([*words, "--set", "evaluate.cluster=scene"]) == 1
+    out = capsys.readouterr().out
+    assert "data.test: 1 pictures are missing, first" in out
+    assert "data.test: 1 queries have no references, first 3" in out
+    assert "evaluate.cluster names 'scene', which query '0' lacks; it has kind" in out
+    assert "./nowhere is no folder" in out
+    assert "4 problem(s)" in out
+
+
+def test_ask_is_what_the_parts_say(home, done):
+    """The assistant's numbers against the models loaded and called one by one."""
+    run, _, _ = done
+    picture = home / "test-3.png"
+    found = fusevlm.load(run).ask(picture, "what colour", risk=0.3, seed=4)
+    backend = HuggingFace.load(str(home / "vlm"), decoding=load(run).backend.decoding)
+    query = fusevlm.types.Query("ask", "what colour", [load_image(picture)])
+    from fusevlm.backends.temperatures import stratified
+
+    (said,) = backend.sample([query], 4, stratified(4, seed=4), 4)
+    towers = Towers.load(str(home / "dual_encoder"))
+    pair = towers.images([load_image(picture)]), towers.texts(["what colour"]).vectors
+    s = GpAdapter.load(run / "adapter" / "model").statistics(*pair)["s"]
+    fuse = Fuse.load(run / "calibrate" / "practical")
+    scores = fuse.score([said.samples], s)
+    assert found.answer == said.samples.answer
+    assert sum(found.samples.values()) == 4
+    assert found.samples == {t: said.samples.texts.count(t) for t in said.samples.texts}
+    assert found.u == pytest.approx(scores.u[0], rel=1e-5)
+    assert found.p_wrong == pytest.approx(fuse.predict_proba(scores)[0], rel=1e-5)
+    answered = fuse.decide(scores, risk=0.3).answer[0]
+    assert found.decision == ("answer" if answered else "abstain")
+    assert found == fusevlm.load(run).ask(picture, "what colour", risk=0.3, seed=4)
+
+
+@pytest.fixture
+def embedded(home, done, monkeypatch):
+    """The tiny models in the place of the embedded ones."""
+    run, _, _ = done
+    for name, target in {"adapter": "adapter/model", "fuse": "calibrate/practical"}.items():
+        if not (home / name).exists():
+            (home / name).symlink_to(run / target)
+    monkeypatch.setenv("FUSEVLM_EMBEDDED", str(home))
+    return home
+
+
+def test_ask_on_the_command_line(embedded, capsys):
+    words = ["ask", str(embedded / "test-1.png"), "what colour", "-n", "6"]
+    assert main([*words, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert tuple(found) == JSON_FIELDS
+    assert sum(found["samples"].values()) == 6
+    assert main(words) == 0
+    text = capsys.readouterr().out
+    assert f"P(wrong)    {found['p_wrong']:.3f}" in text
+    assert "6 sampled answers" in text
+    for name, count in found["samples"].items():
+        assert f"{count} × {name or '(nothing)'}" in text
+    model = ["--model", str(embedded / "run"), "--json"]
+    assert main([*words, *model]) == 0
+    again = json.loads(capsys.readouterr().out)
+    assert again["answer"] == found["answer"]
+
+
+@pytest.mark.parametrize(
+    ("image", "question", "message"),
+    [
+        ("none.png", "what", "none.png does not exist"),
+        ("own.toml", "what", "is not an image"),
+        ("test-1.png", "  ", "the question is empty"),
+    ],
+)
+def test_bad_questions_are_refused(embedded, capsys, image, question, message):
+    assert main(["ask", str(embedded / image), question]) == 1
+    assert message in capsys.readouterr().err
+
+
+def test_more_bad_asks(embedded, tmp_path):
+    assistant = load("embedded")
+    with pytest.raises(InputError, match="question is empty"):
+        assistant.ask(make_picture(0), "")
+    with pytest.raises(InputError, match="n is 1"):
+        assistant.ask(make_picture(0), "what", n=1)
+    with pytest.raises(InputError, match="risk is 2"):
+        assistant.ask(make_picture(0), "what", risk=2)
+    with pytest.raises(ArtefactError, match="no run folder"):
+        load(tmp_path)
+
+
+def test_missing_weights_are_said(monkeypatch, tmp_path, capsys):
+    monkeypatch.setenv("FUSEVLM_EMBEDDED", str(tmp_path))
+    make_picture(0).save(tmp_path / "a.png")
+    assert main(["ask", str(tmp_path / "a.png"), "what"]) == 1
+    assert "is not at" in capsys.readouterr().err
+
+
+def test_an_answer_displays_without_trusting_its_text():
+    hostile = "<b>x</b>"
+    found = Answer(hostile, {hostile: 2, "": 1}, 0.1, 0.2, 0.3, 0.4, 0.5, "answer", 1.0, 0.2, 0.1,
+                   out_of_range=True)  # fmt: skip
+    html = found._repr_html_()
+    assert hostile not in html
+    assert "&lt;b&gt;x&lt;/b&gt;" in html
+    assert "beyond what calibration saw" in html
+    assert "(nothing)" in html
+    assert "u* 0.400 ≤ 1.000" in str(found)
+    assert set(found.as_dict()) == set(JSON_FIELDS)

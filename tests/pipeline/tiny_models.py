@@ -1,0 +1,76 @@
+"""Tiny random models in the layout of the embedded ones: a LLaVA, a CLIP, and files of queries."""
+
+import json
+
+import torch
+from tests.backends import tiny
+from tests.backends.conftest import make_picture
+from transformers import CLIPConfig, CLIPModel, CLIPProcessor
+from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
+
+CONFIG = """
+[data]
+source = "files"
+calibration = "calibration.jsonl"
+test = "test.jsonl"
+train = "train.jsonl"
+n_test = 16
+
+[sample]
+model = "vlm"
+n = 4
+max_new_tokens = 3
+batch = 8
+
+[embed]
+towers = "dual_encoder"
+
+[adapter]
+source = "train"
+inducing = 8
+steps = 3
+
+[calibrate]
+methods = ["practical", "evidence-only", "prior-only", "distinct"]
+
+[evaluate]
+bootstrap = 20
+slices = ["kind"]
+
+[report]
+examples = 3
+"""
+
+
+def save_models(folder):
+    tiny.save("llava", folder / "vlm")
+    torch.manual_seed(0)
+    text = {
+        "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2,
+        "num_attention_heads": 2, "vocab_size": len(tiny.VOCABULARY), "max_position_embeddings": 8,
+        "eos_token_id": 2,
+    }  # fmt: skip
+    config = CLIPConfig(text_config=text, vision_config=tiny.VISION, projection_dim=16)
+    CLIPModel(config).save_pretrained(folder / "dual_encoder")
+    images = CLIPImageProcessorPil(**tiny.SQUARE)
+    CLIPProcessor(images, tiny.tokenizer()).save_pretrained(folder / "dual_encoder")
+
+
+def save_queries(folder, answers):
+    """Files of queries; ``answers`` are the right ones, so that both kinds of label occur."""
+    words = ("what colour", "how many", "what is the shape", "is the circle red")
+    for split, size in {"calibration": 40, "test": 20, "train": 24}.items():
+        rows = []
+        for k in range(size):
+            name = f"{split}-{k}.png"
+            make_picture(1000 * len(split) + k).save(folder / name)
+            rows.append(
+                {
+                    "id": str(k),
+                    "question": f"{words[k % 4]} {'red ' * (k % 3)}",
+                    "image": name,
+                    "references": [answers[k % len(answers)]],
+                    "kind": "even" if k % 2 == 0 else "odd",
+                }
+            )
+        (folder / f"{split}.jsonl").write_text("\n".join(map(json.dumps, rows)))
