@@ -10,7 +10,7 @@ PIP_INSTALL := $(RUN)/python -m pip install --quiet --disable-pip-version-check 
 # two threads on busy cores can be far slower than one
 export OMP_NUM_THREADS = 1
 
-.PHONY: demo embedded test test-all lint bench bench-adapter mutants docs clean
+.PHONY: demo embedded ship test test-all lint bench bench-adapter mutants docs clean
 
 demo: $(VENV)/.demo
 	$(RUN)/fusevlm demo $(if $(LIMIT),--limit $(LIMIT)) --seed $(SEED) $(ARGS) || test $$? = 3
@@ -29,6 +29,15 @@ lint: $(VENV)/.test
 embedded: $(VENV)/.test
 	$(RUN)/python -m fusevlm.embedded.train --out runs/embedded-$(SEED) --seed $(SEED) $(ARGS)
 	$(RUN)/python -m fusevlm.embedded.card runs/embedded-$(SEED)
+
+# put models made by `make embedded` into the package, with a fit on their own calibration queries
+WEIGHTS := src/fusevlm/embedded/weights
+ship: $(VENV)/.test
+	FUSEVLM_EMBEDDED=runs/embedded-$(SEED) $(RUN)/fusevlm demo --out runs/demo-embedded-$(SEED) || test $$? = 3
+	rm -rf $(WEIGHTS) && mkdir -p $(WEIGHTS)
+	cp -r runs/embedded-$(SEED)/dual_encoder runs/embedded-$(SEED)/vlm runs/embedded-$(SEED)/question_generator runs/embedded-$(SEED)/adapter $(WEIGHTS)
+	cp runs/embedded-$(SEED)/metrics.json $(WEIGHTS)
+	cp -r runs/demo-embedded-$(SEED)/calibrate/practical $(WEIGHTS)/fuse
 
 bench: $(VENV)/.test
 	$(RUN)/python -m benchmarks $(ARGS)

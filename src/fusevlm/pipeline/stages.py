@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from fusevlm.fuse import Fuse
 
 Progress = Callable[[int, int], None]  # queries done, queries in all
+TINY = 1e-12  # norm of a query without an image
 
 
 @dataclass(frozen=True)
@@ -147,23 +148,34 @@ def embed_stage(
 def _embedded(
     towers: Towers, queries: Sequence[Query]
 ) -> tuple[dict[str, list[Any]], dict[str, Any]]:
-    from fusevlm.backends.images import load_image
-
     texts = towers.texts([q.question or " " for q in queries])
-    images = np.zeros_like(texts.vectors)
+    loaded: list[list[Any]] = []
     errors: list[str | None] = []
-    for k, query in enumerate(queries):
-        try:
-            if not query.images:
-                raise FuseError("the query has no image.")
-            mean = towers.images([load_image(i) for i in query.images]).mean(axis=0)
-            images[k] = mean / np.linalg.norm(mean)
-            errors.append(None)
-        except (FuseError, ValueError, RuntimeError) as error:
-            errors.append(str(error))
+    for query in queries:
+        pictures, error = _pictures(query)
+        loaded.append(pictures)
+        errors.append(error)
+    images = np.zeros_like(texts.vectors)
+    owner = [k for k, pictures in enumerate(loaded) for _ in pictures]
+    if owner:
+        vectors = towers.images([one for pictures in loaded for one in pictures])
+        np.add.at(images, owner, vectors)
+        images /= np.maximum(np.linalg.norm(images, axis=1, keepdims=True), TINY)
     rows: dict[str, list[Any]] = {
         "query_id": [q.id for q in queries],
         "error": errors,
         "text_truncated": [bool(cut) for cut in texts.truncated],
     }
     return rows, {"image": images, "text": texts.vectors}
+
+
+def _pictures(query: Query) -> tuple[list[Any], str | None]:
+    """The query's images, or none of them and why."""
+    from fusevlm.backends.images import load_image
+
+    if not query.images:
+        return [], "the query has no image."
+    try:
+        return [load_image(i) for i in query.images], None
+    except (FuseError, ValueError, RuntimeError) as error:
+        return [], str(error)
