@@ -158,6 +158,23 @@ def test_the_learning_rate_rises_then_falls():
     assert rates[-1] < 0.01
 
 
+def test_slow_parameters_learn_at_their_pace(tmp_path):
+    """AdamW's first step is the learning rate, whatever the gradient."""
+    model = torch.nn.ModuleDict({name: torch.nn.Linear(3, 1) for name in ("tower", "rest")})
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+
+    def loss_at(step):
+        return sum(p.sum() for p in model.parameters())
+
+    optimise(
+        model, loss_at, steps=1, lr=0.01, folder=tmp_path, task={}, weight_decay=0.0,
+        slow="tower", pace=0.3,
+    )  # fmt: skip
+    for name, p in model.named_parameters():
+        step = 0.003 if name.startswith("tower") else 0.01
+        torch.testing.assert_close(before[name] - p.detach(), torch.full_like(p, step))
+
+
 def test_a_text_is_read_to_its_end():
     """transformers pools at the largest id when EOS is 2: later words would not count."""
     model = models.dual_encoder(0).eval()

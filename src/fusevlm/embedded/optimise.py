@@ -49,29 +49,25 @@ def optimise(
     folder: Path,
     task: dict[str, Any],
     weight_decay: float = 0.05,
+    slow: str = "",
+    pace: float = 1.0,
     every: int = 100,
     report: Report = lambda done, steps, loss, left: None,
 ) -> list[float]:
     """Minimise ``loss_at(step)`` by AdamW; the losses of all steps.
 
+    Parameters whose name holds ``slow`` (if given) learn at ``pace`` times the learning rate.
     A checkpoint of the same ``task`` in ``folder`` is gone on with, one of another is refused.
     """
     named = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    optimiser = torch.optim.AdamW(
-        [
-            {"params": [p for p in named.values() if p.ndim > 1], "weight_decay": weight_decay},
-            {"params": [p for p in named.values() if p.ndim <= 1], "weight_decay": 0.0},
-        ],
-        lr=lr,
-        betas=(0.9, 0.98),
-    )
-    task = {**task, "steps": steps, "lr": lr}
+    optimiser = torch.optim.AdamW(_groups(named, weight_decay, slow, pace), betas=(0.9, 0.98))
+    task = {**task, "steps": steps, "lr": lr, "slow": slow, "pace": pace}
     losses = _resume(folder, task, named, optimiser)
     begun, first = time.monotonic(), len(losses)
     model.train()
     for step in range(first, steps):
         for group in optimiser.param_groups:
-            group["lr"] = learning_rate(step, steps, lr)
+            group["lr"] = group["pace"] * learning_rate(step, steps, lr)
         optimiser.zero_grad()
         loss = loss_at(step)
         torch.autograd.backward(loss)
@@ -85,6 +81,25 @@ def optimise(
             _save(folder, task, done, losses, named, optimiser)
     model.eval()
     return losses
+
+
+def _groups(
+    named: dict[str, torch.nn.Parameter], weight_decay: float, slow: str, pace: float
+) -> list[dict[str, Any]]:
+    """AdamW's groups: matrices decay and vectors do not, each at its pace."""
+    groups: dict[tuple[bool, bool], dict[str, Any]] = {}
+    for name, p in named.items():
+        is_matrix, is_slow = p.ndim > 1, bool(slow) and slow in name
+        group = groups.setdefault(
+            (is_matrix, is_slow),
+            {
+                "params": [],
+                "weight_decay": weight_decay if is_matrix else 0.0,
+                "pace": pace if is_slow else 1.0,
+            },
+        )
+        group["params"].append(p)
+    return list(groups.values())
 
 
 def _save(

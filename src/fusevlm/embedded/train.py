@@ -39,6 +39,7 @@ class Plan:
     vlm_images: int = 16
     vlm_questions: int = 8
     vlm_lr: float = 1.5e-3
+    tower_pace: float = 0.3  # of the VLM's copy of the tower, which has learnt already
     asker_steps: int = 300
     asker_lr: float = 1e-3
     n_pairs: int = 4000
@@ -122,7 +123,7 @@ def _train_vlm(out: Path, plan: Plan, say: Say) -> dict[str, Any]:
     loss_at = recipes.answering(
         taught, _scenes(plan), seed=plan.seed, images=plan.vlm_images, questions=plan.vlm_questions
     )
-    losses = _run(out, VLM, taught, loss_at, plan.vlm_steps, plan.vlm_lr, say)
+    losses = _run(out, VLM, taught, loss_at, plan.vlm_steps, plan.vlm_lr, say, pace=plan.tower_pace)
     models.save_half(model, models.answer_processor(), out / VLM)
     return _facts(model, losses)
 
@@ -218,7 +219,15 @@ def _scenes(plan: Plan) -> Sequence[Any]:
 
 
 def _run(
-    out: Path, name: str, model: Any, loss_at: Any, steps: int, lr: float, say: Say
+    out: Path,
+    name: str,
+    model: Any,
+    loss_at: Any,
+    steps: int,
+    lr: float,
+    say: Say,
+    *,
+    pace: float = 1.0,
 ) -> list[float]:
     from fusevlm.embedded.optimise import optimise
 
@@ -228,7 +237,7 @@ def _run(
 
     return optimise(
         model, loss_at, steps=steps, lr=lr, folder=out / "checkpoints" / name,
-        task={"stage": name}, report=report,
+        task={"stage": name}, slow="vision_tower", pace=pace, report=report,
     )  # fmt: skip
 
 
