@@ -13,7 +13,7 @@ ROOT = Path(fusevlm.__file__).parent
 # from the ground up; a module may import only from its own layer's files or those below
 LAYERS = [
     {"errors", "__init__"},
-    {"checks"},
+    {"checks", "logs"},
     {"maths", "metrics", "correctness", "config"},
     {"calibrate", "report"},
     {"thresholds", "types", "presets"},

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import os
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -170,15 +170,19 @@ def read_config(path: str | os.PathLike[str], changes: Sequence[str] = ()) -> Co
     Paths in the file are relative to the file.
     """
     source = Path(path)
+    config = make_config({"name": source.stem, **read_toml(source)}, str(source))
+    return change_config(anchor(config, source.parent), changes)
+
+
+def read_toml(source: Path) -> dict[str, Any]:
+    """The tables of a TOML file, or why it cannot be read."""
     try:
         with source.open("rb") as handle:
-            tree = tomllib.load(handle)
+            return tomllib.load(handle)
     except OSError as error:
         raise InputError(f"cannot read {source}: {error.strerror or error}.") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise InputError(f"{source} is not TOML: {error}.") from error
-    config = make_config({"name": source.stem, **tree}, str(source))
-    return change_config(anchor(config, source.parent), changes)
 
 
 def demo_config(limit: int = 2000, seed: int = 0) -> Config:
@@ -208,7 +212,7 @@ def make_config(tree: Mapping[str, Any], where: str) -> Config:
         if name == "name":
             given[name] = _typed(value, str, f"{where}: name")
         elif name not in SECTIONS:
-            raise InputError(f"{where}: unknown section {name!r}.{_hint(name, SECTIONS)}")
+            raise InputError(f"{where}: unknown section {name!r}.{hint(name, SECTIONS)}")
         elif not isinstance(value, Mapping):
             raise InputError(f"{where}: {name} is {value!r}; expected a section [{name}].")
         else:
@@ -227,7 +231,7 @@ def change_config(config: Config, changes: Sequence[str]) -> Config:
         if not (equals and dot and section and key):
             raise InputError(f"--set {change!r}: expected section.key=value.")
         if section not in SECTIONS:
-            raise InputError(f"--set {change!r}: unknown section.{_hint(section, SECTIONS)}")
+            raise InputError(f"--set {change!r}: unknown section.{hint(section, SECTIONS)}")
         tree[section][key] = _value(text.strip())
     return make_config(tree, "--set" if changes else config.name)
 
@@ -247,7 +251,7 @@ def _section(name: str, given: Mapping[str, Any], where: str) -> Any:
     types = get_type_hints(kind)
     for key in given:
         if key not in types:
-            raise InputError(f"{where}: [{name}] has no key {key!r}.{_hint(key, types)}")
+            raise InputError(f"{where}: [{name}] has no key {key!r}.{hint(key, types)}")
     return kind(**{k: _typed(v, types[k], f"{where}: {name}.{k}") for k, v in given.items()})
 
 
@@ -274,8 +278,10 @@ def _value(text: str) -> Any:
         return text  # a bare string
 
 
-def _hint(name: str, known: Mapping[str, Any]) -> str:
-    near = difflib.get_close_matches(name, list(known), n=1)
+def hint(name: str, known: Iterable[str]) -> str:
+    """The nearest of the known names, or all of them."""
+    known = list(known)
+    near = difflib.get_close_matches(name, known, n=1)
     return f" Did you mean {near[0]!r}?" if near else f" Known are: {', '.join(known)}."
 
 

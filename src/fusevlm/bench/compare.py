@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,9 +15,8 @@ from fusevlm.bench.results import METRICS, Cell
 from fusevlm.calibrate import probability, thresholds
 from fusevlm.checks import BoolArray, FloatArray
 from fusevlm.errors import FuseError
+from fusevlm.logs import library_quiet
 from fusevlm.metrics import Difference
-
-logger = logging.getLogger(__name__)
 
 FUSE, SOURCES = ("practical", "paper"), ("prior", "both", "evidence")
 Progress = Callable[[int, int], None]
@@ -64,7 +61,7 @@ def compare(
     for done, name in enumerate(rows, len(data.columns)):
         progress(done, total)
         try:
-            with quiet():
+            with library_quiet():
                 outcome, seconds = _timed(
                     run_ablation, ABLATIONS[name], data.fit, data.test, risk=judging.risk
                 )
@@ -105,7 +102,7 @@ def best_baseline(cells: Mapping[str, Cell]) -> str:
 
 
 def _cell(outcome: Outcome, data: Data, judging: Judging, seconds: float) -> Cell:
-    with quiet():
+    with library_quiet():
         every = metrics.summary(
             outcome.u, data.test.wrong, outcome.p_wrong, clusters=data.clusters,
             n_boot=judging.n_boot, level=judging.level, seed=judging.seed,
@@ -153,15 +150,3 @@ def auroc_or_none(u: FloatArray, wrong: BoolArray) -> float | None:
 def _timed(work: Callable[..., Outcome], *given: Any, **options: Any) -> tuple[Outcome, float]:
     start = time.perf_counter()
     return work(*given, **options), time.perf_counter() - start
-
-
-@contextmanager
-def quiet() -> Iterator[None]:
-    """Rows that show an inert prior on purpose need no warning each."""
-    library = logging.getLogger("fusevlm")
-    before = library.level
-    library.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        library.setLevel(before)

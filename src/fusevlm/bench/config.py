@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import difflib
 import os
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -13,7 +11,16 @@ from typing import Any
 from fusevlm import checks
 from fusevlm.ablations import ABLATIONS
 from fusevlm.bench.compare import FUSE, group_of
-from fusevlm.config import SECTIONS, Config, DataConfig, anchor, change_config, make_config
+from fusevlm.config import (
+    SECTIONS,
+    Config,
+    DataConfig,
+    anchor,
+    change_config,
+    hint,
+    make_config,
+    read_toml,
+)
 from fusevlm.correctness import CRITERIA
 from fusevlm.errors import InputError
 
@@ -51,13 +58,7 @@ class Bench:
 def read_bench(path: str | os.PathLike[str], changes: Sequence[str] = ()) -> Bench:
     """The benchmark of a TOML file; ``section.key=value`` changes what all places share."""
     source = Path(path)
-    try:
-        with source.open("rb") as handle:
-            tree = tomllib.load(handle)
-    except OSError as error:
-        raise InputError(f"cannot read {source}: {error.strerror or error}.") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise InputError(f"{source} is not TOML: {error}.") from error
+    tree = read_toml(source)
     name = str(tree.pop("name", source.stem))
     compare = _compare(tree.pop("bench", {}), str(source))
     datasets = _tables(tree, "dataset", [f.name for f in fields(DataConfig)], str(source))
@@ -65,7 +66,7 @@ def read_bench(path: str | os.PathLike[str], changes: Sequence[str] = ()) -> Ben
     for section in tree:
         known = [*SECTIONS, "bench", "dataset", "model", "name"]
         if section not in known:
-            raise InputError(f"{source}: unknown section {section!r}.{_hint(section, known)}")
+            raise InputError(f"{source}: unknown section {section!r}.{hint(section, known)}")
     places = {}
     for dataset, data in datasets.items():
         for model, settings in models.items():
@@ -96,7 +97,7 @@ def _tables(
         for key in table:
             if key not in known:
                 raise InputError(
-                    f"{where}: [[{kind}]] {name!r} has no key {key!r}.{_hint(key, known)}"
+                    f"{where}: [[{kind}]] {name!r} has no key {key!r}.{hint(key, known)}"
                 )
         found[name] = table
     return found
@@ -106,7 +107,7 @@ def _compare(tree: Mapping[str, Any], where: str) -> BenchConfig:
     known = [f.name for f in fields(BenchConfig)]
     for key in tree:
         if key not in known:
-            raise InputError(f"{where}: [bench] has no key {key!r}.{_hint(key, known)}")
+            raise InputError(f"{where}: [bench] has no key {key!r}.{hint(key, known)}")
     rows = tree.get("rows", "ablations")
     return BenchConfig(
         scores=tuple(_strings(tree.get("scores", []), f"{where}: bench.scores")),
@@ -130,7 +131,7 @@ def _rows(given: Any, where: str) -> tuple[str, ...]:
         return tuple(n for n, row in ABLATIONS.items() if group_of(row) not in left_out)
     for name in _strings(given, f"{where}: bench.rows"):
         if name not in ABLATIONS:
-            raise InputError(f"{where}: bench.rows holds {name!r}.{_hint(name, list(ABLATIONS))}")
+            raise InputError(f"{where}: bench.rows holds {name!r}.{hint(name, list(ABLATIONS))}")
     return tuple(given)
 
 
@@ -151,8 +152,3 @@ def _strings(value: Any, where: str) -> list[str]:
     if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
         raise InputError(f"{where} is {value!r}; expected a list of strings.")
     return value
-
-
-def _hint(name: str, known: Sequence[str]) -> str:
-    near = difflib.get_close_matches(name, known, n=1)
-    return f" Did you mean {near[0]!r}?" if near else f" Known are: {', '.join(known)}."

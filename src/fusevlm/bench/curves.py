@@ -8,10 +8,11 @@ from dataclasses import replace
 import numpy as np
 
 from fusevlm.ablations import ABLATIONS, Split, first_samples, run_ablation
-from fusevlm.bench.compare import auroc_or_none, quiet
+from fusevlm.bench.compare import auroc_or_none
 from fusevlm.bench.results import Curve
 from fusevlm.checks import BoolArray, FloatArray, IntArray
 from fusevlm.errors import FuseError
+from fusevlm.logs import library_quiet
 from fusevlm.scores import compute_scores
 from fusevlm.scores.interface import Inputs
 
@@ -79,7 +80,7 @@ def _aurocs(inputs: Inputs, s: FloatArray, methods: Sequence[str]) -> dict[str, 
     assert inputs.wrong is not None
     test = _test(inputs)
     names = [m for m in methods if m not in ABLATIONS]
-    with quiet():
+    with library_quiet():
         columns, _ = compute_scores(inputs, names)
     found = {
         name: auroc_or_none(column[test], inputs.wrong[test]) for name, column in columns.items()
@@ -96,7 +97,7 @@ def _fused(name: str, inputs: Inputs, s: FloatArray, test: IntArray) -> float | 
     wrong = inputs.wrong
     splits = [Split([inputs.samples[i] for i in k], s[k], wrong[k]) for k in (inputs.fit, test)]
     try:
-        with quiet():
+        with library_quiet():
             outcome = run_ablation(ABLATIONS[name], *splits)
     except FuseError:
         return None

@@ -15,12 +15,13 @@ import numpy as np
 from fusevlm import metrics, store
 from fusevlm.ablations import ABLATIONS, Split
 from fusevlm.bench import curves, plots, tables
-from fusevlm.bench.compare import Data, Judging, best_baseline, compare, group_of, quiet
+from fusevlm.bench.compare import Data, Judging, best_baseline, compare, group_of
 from fusevlm.bench.config import Bench, BenchConfig
 from fusevlm.bench.results import Cell, Curve, Place, Results, Row, as_tree
 from fusevlm.config import Config
 from fusevlm.correctness import is_wrong
 from fusevlm.errors import ArtefactError, InputError
+from fusevlm.logs import library_quiet
 from fusevlm.metrics import Difference, Interval
 from fusevlm.pipeline.folders import read_manifest, save, save_json
 from fusevlm.pipeline.run import Progress, run_stages
@@ -129,7 +130,7 @@ def compare_place(
     for score, own in seconds.items():
         cells[score] = _with_seconds(cells[score], own)
     cells |= {score: Cell(missing=reason) for score, reason in missing.items()}
-    with quiet():
+    with library_quiet():
         base = metrics.bootstrap(
             "base_accuracy", s[test], wrong[test], clusters=data.clusters,
             n_boot=judging.n_boot, level=judging.level, seed=judging.seed,

@@ -28,8 +28,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from fusevlm.assistant import load
     from fusevlm.backends.images import load_image
-    from fusevlm.cli.logs import library_quiet
     from fusevlm.errors import InputError
+    from fusevlm.logs import library_quiet
 
     # before the models: a wrong path should cost nothing
     picture = load_image(args.image)

@@ -37,9 +37,9 @@ def run(args: argparse.Namespace) -> int:
 def _demo(args: argparse.Namespace) -> int:
     from fusevlm import checks
     from fusevlm.cli import EXIT_INTERRUPTED
-    from fusevlm.cli.logs import library_quiet
     from fusevlm.cli.stages import bring_up_to_date, print_summary
     from fusevlm.config import demo_config
+    from fusevlm.logs import library_quiet
 
     config = demo_config(args.limit, args.seed)
     for module, extra in (

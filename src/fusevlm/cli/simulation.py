@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 
 from fusevlm import metrics, simulate, store
-from fusevlm.cli.logs import library_quiet
 from fusevlm.cli.tables import layout
 from fusevlm.errors import ArtefactError
 from fusevlm.fuse import Fuse
+from fusevlm.logs import library_quiet
 from fusevlm.maths.wishart import wishart_moments
 from fusevlm.simulate import Simulation
 from fusevlm.types import Scores

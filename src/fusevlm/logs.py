@@ -1,4 +1,4 @@
-"""The library's warnings, held back where a command shows the same in its own words."""
+"""The library's warnings, held back where a caller shows the same in its own words."""
 
 from __future__ import annotations
 
