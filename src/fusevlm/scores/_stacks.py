@@ -15,13 +15,25 @@ _ROUNDING = 1e-6
 
 
 def by_size(matrices: Sequence[FloatArray], score: Callable[[Stack], FloatArray]) -> FloatArray:
-    """``score`` [B] of every stack of equally large matrices, back in the given order."""
-    sizes = np.array([len(one) for one in matrices])
-    found = np.empty(len(matrices))
+    """``score`` [B] of every stack of equally large matrices, back in the given order.
+
+    Equal matrices are scored once: where all answers are alike, so are the similarities.
+    """
+    known: dict[bytes, int] = {}
+    distinct: list[FloatArray] = []
+    place = []
+    for one in matrices:
+        key = np.ascontiguousarray(one).tobytes()
+        if key not in known:
+            known[key] = len(distinct)
+            distinct.append(one)
+        place.append(known[key])
+    sizes = np.array([len(one) for one in distinct])
+    found = np.empty(len(distinct))
     for size in np.unique(sizes):
         here = np.flatnonzero(sizes == size)
-        found[here] = score(np.stack([matrices[int(i)] for i in here]))
-    return found
+        found[here] = score(np.stack([distinct[int(i)] for i in here]))
+    return found[place]
 
 
 def mean_log_eigenvalue(grams: Stack, added: float) -> FloatArray:
