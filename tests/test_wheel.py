@@ -16,7 +16,10 @@ def test_wheel_is_complete_and_works_on_its_own(tmp_path):
     (wheel,) = tmp_path.glob("fusevlm-*.whl")
     inside = set(zipfile.ZipFile(wheel).namelist())
     files = {f"fusevlm/{p.relative_to(SOURCE)}" for p in SOURCE.rglob("*.py")}
-    assert files | {"fusevlm/py.typed"} <= inside
+    weights = SOURCE / "embedded" / "weights"
+    files |= {f"fusevlm/{p.relative_to(SOURCE)}" for p in weights.rglob("*") if p.is_file()}
+    assert files | {"fusevlm/py.typed", "fusevlm/embedded/reserved.json"} <= inside
+    assert "fusevlm/embedded/weights/vlm/model.safetensors" in inside
     assert not any(name.startswith(("tests/", "benchmarks/")) for name in inside)
     target = tmp_path / "site"
     install = ["install", "--no-deps", "--no-index", "--target", str(target), str(wheel)]
@@ -27,6 +30,9 @@ sys.path.insert(0, {str(target)!r})
 import fusevlm
 assert fusevlm.__file__.startswith({str(target)!r})
 from fusevlm.cli import main
-assert main(["demo", "--calibration", "60", "--test", "60", "--samples", "4", "--quiet"]) == 0
+assert main(["demo", "--simulation", "--limit", "160", "--quiet"]) == 0
+from PIL import Image
+answer = fusevlm.load("embedded").ask(Image.new("RGB", (64, 64)), "what color is the shape?", n=4)
+assert sum(answer.samples.values()) == 4
 """
     subprocess.run([sys.executable, "-c", code], check=True, cwd=tmp_path, timeout=300)
