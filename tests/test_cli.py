@@ -188,4 +188,5 @@ try:
 except AttributeError as error:
     assert "nonsense" in str(error)
 """
-    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr

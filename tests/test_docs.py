@@ -127,6 +127,7 @@ def test_python_blocks_run_in_order(path, tmp_path, monkeypatch):
     try:
         for number, body in enumerate(blocks(path, "python"), 1):
             exec(compile(body, f"{name(path)}, block {number}", "exec"), namespace)
+        assert len(namespace) > 2, "the blocks defined nothing"
     finally:
         library.setLevel(before)
 

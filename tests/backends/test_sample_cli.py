@@ -4,11 +4,8 @@ import json
 
 import numpy as np
 import pytest
-import torch
 from tests.backends import tiny
 from tests.backends.conftest import make_picture, make_query
-from transformers import CLIPConfig, CLIPModel, CLIPProcessor
-from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 
 from fusevlm.backends.huggingface import HuggingFace
 from fusevlm.backends.temperatures import stratified
@@ -64,16 +61,7 @@ def test_every_family_loads_from_a_folder(family, tmp_path):
 
 
 def test_embed_writes_paired_unit_vectors(folder, capsys):
-    torch.manual_seed(0)
-    text = {
-        "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2,
-        "num_attention_heads": 2, "vocab_size": len(tiny.VOCABULARY), "max_position_embeddings": 8,
-        "eos_token_id": 2,
-    }  # fmt: skip
-    config = CLIPConfig(text_config=text, vision_config=tiny.VISION, projection_dim=16)
-    CLIPModel(config).save_pretrained(folder / "towers")
-    images = CLIPImageProcessorPil(**tiny.SQUARE)
-    CLIPProcessor(images, tiny.tokenizer()).save_pretrained(folder / "towers")
+    tiny.save_towers(folder / "towers")
     words = ["embed", "--towers", str(folder / "towers"), "--out", str(folder / "clip")]
     words += ["--queries", str(folder / "queries.jsonl"), "--batch", "3", "--quiet"]
     assert main(words) == 3

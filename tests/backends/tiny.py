@@ -261,3 +261,20 @@ def save(family: str, folder: Any) -> str:
         (folder / file).write_text(json.dumps(content))
     (folder / "chat_template.jinja").write_text(processor.chat_template)
     return str(folder)
+
+
+def save_towers(folder: Any) -> str:
+    """A tiny random CLIP with its processor; texts beyond 8 tokens are cut."""
+    from transformers import CLIPConfig, CLIPModel, CLIPProcessor
+    from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
+
+    torch.manual_seed(0)
+    text = {
+        "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2,
+        "num_attention_heads": 2, "vocab_size": len(VOCABULARY), "max_position_embeddings": 8,
+        "eos_token_id": 2,
+    }  # fmt: skip
+    config = CLIPConfig(text_config=text, vision_config=VISION, projection_dim=16)
+    CLIPModel(config).save_pretrained(folder)
+    CLIPProcessor(CLIPImageProcessorPil(**SQUARE), tokenizer()).save_pretrained(folder)
+    return str(folder)

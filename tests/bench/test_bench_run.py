@@ -7,6 +7,7 @@ import pytest
 from tests.pipeline.conftest import TREE, make_run
 
 from fusevlm.bench import run as bench_run
+from fusevlm.bench import tables
 from fusevlm.bench.config import Bench, BenchConfig
 from fusevlm.bench.run import labels_by, run_bench, slug
 from fusevlm.cli import main
@@ -55,6 +56,8 @@ def test_curves_are_there_and_criteria_that_do_not_apply_are_not(done):
     assert list(over["generations"].points) == ["2", "6"]
     # one reference per query: VQA accuracy needs ten
     assert list(over["criteria"].points) == ["exact_match", "rouge_l ≥ 0.5"]
+    assert list(over["criteria"].left_out) == ["vqa_accuracy"]
+    assert "Left out: vqa_accuracy" in tables.markdown(results)
 
 
 def test_a_second_run_compares_nothing_again(done, monkeypatch):
@@ -82,7 +85,10 @@ def test_another_question_is_another_comparison(done, monkeypatch):
 
 def test_labels_by_criterion():
     criteria = [("exact_match", None), ("rouge_l", 0.6)]
-    found = dict(labels_by([["red circle"]] * 2, ["red circle", "red"], criteria))
+    criteria.append(("vqa_accuracy", None))
+    labels, left_out = labels_by([["red circle"]] * 2, ["red circle", "red"], criteria)
+    found = dict(labels)
+    assert "10" in left_out["vqa_accuracy"]
     assert found["exact_match"].tolist() == [False, True]
     assert found["rouge_l ≥ 0.6"].tolist() == [False, False]  # F1 of 1 word of 2 is 2/3
 

@@ -3,9 +3,10 @@ import pytest
 
 from fusevlm import metrics, simulate
 from fusevlm.ablations import ABLATIONS, Split
-from fusevlm.bench.compare import Data, Judging, best_baseline, compare, group_of
+from fusevlm.bench.compare import Data, best_baseline, compare, group_of
 from fusevlm.bench.curves import first_inputs, over_criteria, over_generations
 from fusevlm.bench.results import METRICS
+from fusevlm.config import EvaluateConfig
 from fusevlm.scores import compute_scores
 from fusevlm.scores.interface import Inputs
 
@@ -34,7 +35,7 @@ def data(world, inputs):
 
 @pytest.fixture(scope="module")
 def cells(data):
-    return compare(data, Judging(n_boot=60), ["practical", "paper", "paper_mean"])
+    return compare(data, EvaluateConfig(bootstrap=60), ["practical", "paper", "paper_mean"])
 
 
 def test_every_method_has_every_metric(cells):
@@ -81,7 +82,7 @@ def test_coverage_and_risk_are_those_of_the_threshold(cells, data):
 def test_a_row_that_cannot_be_made_is_explained(data):
     few = Split(data.fit.samples[:2], data.fit.s[:2], np.array([True, False]))
     broken = Data(few, data.test, {}, {}, data.clusters)
-    found = compare(broken, Judging(n_boot=20), ["paper"])
+    found = compare(broken, EvaluateConfig(bootstrap=20), ["paper"])
     assert "at least 3" in found["paper"].missing
 
 
@@ -123,7 +124,7 @@ def test_first_inputs_cuts_everything_per_sample(world):
 def test_criteria_change_the_labels_and_nothing_else(world, inputs):
     flipped = ~world.wrong
     labels = [("as it is", world.wrong), ("the reverse", flipped)]
-    curve = over_criteria("here", inputs, world.s, labels, ["ln_entropy", "practical"])
+    curve = over_criteria("here", inputs, world.s, labels, ["ln_entropy", "practical"], {})
     assert sum(curve.values["ln_entropy"]) == pytest.approx(1.0)
     assert sum(curve.base_accuracy) == pytest.approx(1.0)
     # FUSE is fitted anew to each criterion, so it turns round with the labels

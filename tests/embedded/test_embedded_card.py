@@ -4,7 +4,6 @@ import json
 
 import numpy as np
 import pytest
-import torch
 import transformers
 
 from fusevlm.backends.huggingface import HuggingFace
@@ -13,14 +12,6 @@ from fusevlm.embedded import card, measure, models, questions, scenes, train
 
 transformers.logging.set_verbosity_error()
 transformers.logging.disable_progress_bar()
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")

@@ -202,13 +202,13 @@ def test_a_column_keeps_its_threshold_queries_apart():
     """Labels of one part move the probability only, labels of the other the thresholds only."""
     world = column_world(0)
     config = CalibrateConfig(seed=2)
-    method = fit_column("u", world, config)
+    method = fit_column("u", world.columns["u"], world.wrong, config)
     assert sorted([*method.tuning_u, *method.u]) == sorted(world.columns["u"])
     in_apart = np.isin(world.columns["u"], method.u)
     assert in_apart.sum() == 100
     for part, same, moved in ((in_apart, "p", "theta"), (~in_apart, "theta", "p")):
         flipped = Scored(world.ids, [], world.columns, np.where(part, ~world.wrong, world.wrong))
-        other = fit_column("u", flipped, config)
+        other = fit_column("u", flipped.columns["u"], flipped.wrong, config)
         p = np.array_equal(other.judge(world).p_wrong, method.judge(world).p_wrong)
         theta = [
             other.threshold(rule, 0.3, 0.1).threshold == method.threshold(rule, 0.3, 0.1).threshold
@@ -222,7 +222,9 @@ def test_the_guarantee_of_a_column_holds_where_the_truth_is_known():
     risk, delta, repeats = 0.2, 0.1, 300
     missed = {GUARANTEED: 0, EMPIRICAL: 0}
     for seed in range(repeats):
-        method = fit_column("u", column_world(seed), CalibrateConfig(seed=seed))
+        world = column_world(seed)
+        config = CalibrateConfig(seed=seed)
+        method = fit_column("u", world.columns["u"], world.wrong, config)
         for rule in missed:
             theta = method.threshold(rule, risk, delta).threshold
             missed[rule] += max(theta, 0.0) / 2 > risk
@@ -232,7 +234,9 @@ def test_the_guarantee_of_a_column_holds_where_the_truth_is_known():
 
 def test_isotonic_columns_and_saving(tmp_path):
     world = column_world(4)
-    method = fit_column("u", world, CalibrateConfig(probability="isotonic"))
+    method = fit_column(
+        "u", world.columns["u"], world.wrong, CalibrateConfig(probability="isotonic")
+    )
     method.save(tmp_path)
     again = load_method("u", tmp_path)
     np.testing.assert_array_equal(again.judge(world).p_wrong, method.judge(world).p_wrong)

@@ -2,11 +2,8 @@
 
 import json
 
-import torch
 from tests.backends import tiny
 from tests.backends.conftest import make_picture
-from transformers import CLIPConfig, CLIPModel, CLIPProcessor
-from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 
 CONFIG = """
 [data]
@@ -44,16 +41,7 @@ examples = 3
 
 def save_models(folder):
     tiny.save("llava", folder / "vlm")
-    torch.manual_seed(0)
-    text = {
-        "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2,
-        "num_attention_heads": 2, "vocab_size": len(tiny.VOCABULARY), "max_position_embeddings": 8,
-        "eos_token_id": 2,
-    }  # fmt: skip
-    config = CLIPConfig(text_config=text, vision_config=tiny.VISION, projection_dim=16)
-    CLIPModel(config).save_pretrained(folder / "dual_encoder")
-    images = CLIPImageProcessorPil(**tiny.SQUARE)
-    CLIPProcessor(images, tiny.tokenizer()).save_pretrained(folder / "dual_encoder")
+    tiny.save_towers(folder / "dual_encoder")
 
 
 def save_queries(folder, answers):

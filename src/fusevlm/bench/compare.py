@@ -7,31 +7,19 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
-
 from fusevlm import metrics
 from fusevlm.ablations import ABLATIONS, PAPER, PRACTICAL, Ablation, Outcome, Split, run_ablation
 from fusevlm.bench.results import METRICS, Cell
-from fusevlm.calibrate import probability, thresholds
 from fusevlm.checks import BoolArray, FloatArray
+from fusevlm.config import CalibrateConfig, EvaluateConfig
 from fusevlm.errors import FuseError
 from fusevlm.logs import library_quiet
 from fusevlm.metrics import Difference
+from fusevlm.pipeline.methods import GUARANTEED, fit_column
 
 FUSE = ("practical", "paper")
 FINER = 10  # times as many resamples for a difference: Holm multiplies its smallest p by the rows
 Progress = Callable[[int, int], None]
-
-
-@dataclass(frozen=True)
-class Judging:
-    """How cells are judged: the wanted risk, and the intervals."""
-
-    risk: float = 0.2
-    delta: float = 0.1
-    n_boot: int = 1000
-    level: float = 0.95
-    seed: int = 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,7 +35,7 @@ class Data:
 
 def compare(
     data: Data,
-    judging: Judging,
+    judging: EvaluateConfig,
     rows: Sequence[str] = tuple(ABLATIONS),
     progress: Progress = lambda done, total: None,
 ) -> dict[str, Cell]:
@@ -83,17 +71,13 @@ def compare(
     return found
 
 
-def column(name: str, data: Data, judging: Judging) -> Outcome:
+def column(name: str, data: Data, judging: EvaluateConfig) -> Outcome:
     """A score column: Platt's P(wrong) and Learn-then-Test, each from its half of calibration."""
-    u, wrong = data.fit_columns[name], data.fit.wrong
-    order = np.random.default_rng(judging.seed).permutation(len(u))
-    tune, apart = np.sort(order[len(u) // 2 :]), np.sort(order[: len(u) // 2])
-    grid = thresholds.candidate_grid(np.sort(u[tune]), len(apart), judging.risk, judging.delta)
-    theta = thresholds.learn_then_test(
-        u[apart], wrong[apart], risk=judging.risk, delta=judging.delta, grid=grid
-    )
+    u = data.fit_columns[name]
+    fitted = fit_column(name, u, data.fit.wrong, CalibrateConfig(seed=judging.seed))
     new = data.columns[name]
-    return Outcome(new, probability.fit_platt(u[tune], wrong[tune])(new), theta.threshold)
+    theta = fitted.threshold(GUARANTEED, judging.risk, judging.delta)
+    return Outcome(new, fitted.score_map(new), theta.threshold)
 
 
 def best_baseline(cells: Mapping[str, Cell]) -> str:
@@ -102,11 +86,11 @@ def best_baseline(cells: Mapping[str, Cell]) -> str:
     return max(values, key=lambda name: values[name]) if values else ""
 
 
-def _cell(outcome: Outcome, data: Data, judging: Judging, seconds: float) -> Cell:
+def _cell(outcome: Outcome, data: Data, judging: EvaluateConfig, seconds: float) -> Cell:
     with library_quiet():
         every = metrics.summary(
             outcome.u, data.test.wrong, outcome.p_wrong, clusters=data.clusters,
-            n_boot=judging.n_boot, level=judging.level, seed=judging.seed,
+            n_boot=judging.bootstrap, level=judging.level, seed=judging.seed,
         )  # fmt: skip
     answered = outcome.u <= outcome.theta
     return Cell(
@@ -117,10 +101,12 @@ def _cell(outcome: Outcome, data: Data, judging: Judging, seconds: float) -> Cel
     )
 
 
-def _difference(u: FloatArray, reference: FloatArray, data: Data, judging: Judging) -> Difference:
+def _difference(
+    u: FloatArray, reference: FloatArray, data: Data, judging: EvaluateConfig
+) -> Difference:
     return metrics.paired_bootstrap(
         "auroc", u, reference, data.test.wrong, clusters=data.clusters,
-        n_boot=FINER * judging.n_boot, level=judging.level, seed=judging.seed,
+        n_boot=FINER * judging.bootstrap, level=judging.level, seed=judging.seed,
     )  # fmt: skip
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import logging
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -15,6 +16,8 @@ from fusevlm.errors import FuseError
 from fusevlm.logs import library_quiet
 from fusevlm.scores import compute_scores
 from fusevlm.scores.interface import Inputs
+
+logger = logging.getLogger(__name__)
 
 Progress = Callable[[int, int], None]
 
@@ -44,6 +47,7 @@ def over_criteria(
     s: FloatArray,
     labels: Sequence[tuple[str, BoolArray]],
     methods: Sequence[str],
+    left_out: Mapping[str, str],
 ) -> Curve:
     """AUROC of each method when right and wrong are told by other criteria (name, labels [N])."""
     rows = [_aurocs(replace(inputs, wrong=wrong), s, methods) for _, wrong in labels]
@@ -54,6 +58,7 @@ def over_criteria(
         [name for name, _ in labels],
         _by_method(methods, rows),
         [1.0 - float(wrong[test].mean()) for _, wrong in labels],
+        left_out,
     )
 
 
@@ -99,7 +104,8 @@ def _fused(name: str, inputs: Inputs, s: FloatArray, test: IntArray) -> float | 
     try:
         with library_quiet():
             outcome = run_ablation(ABLATIONS[name], *splits)
-    except FuseError:
+    except FuseError as error:
+        logger.warning("%s has no AUROC from %d samples: %s", name, len(inputs.samples[0]), error)
         return None
     return auroc_or_none(outcome.u, wrong[test])
 

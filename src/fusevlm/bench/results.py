@@ -69,6 +69,7 @@ class Curve:
     points: Sequence[str]
     values: Mapping[str, Sequence[float | None]]  # by method
     base_accuracy: Sequence[float] = ()
+    left_out: Mapping[str, str] = field(default_factory=dict)  # points or methods, and why
 
 
 @dataclass(frozen=True)

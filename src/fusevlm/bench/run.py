@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from fusevlm import metrics, store
+from fusevlm import __version__, metrics, store
 from fusevlm.ablations import ABLATIONS, Split
 from fusevlm.bench import curves, plots, tables
-from fusevlm.bench.compare import Data, Judging, best_baseline, compare, group_of
+from fusevlm.bench.compare import Data, best_baseline, compare, group_of
 from fusevlm.bench.config import Bench, BenchConfig
 from fusevlm.bench.results import Cell, Curve, Place, Results, Row, as_tree
 from fusevlm.config import Config
@@ -90,7 +90,7 @@ def _compared(
 ) -> Compared:
     manifest = read_manifest(run, "score")
     assert manifest is not None
-    facts = [manifest.digest, asdict(wanted), asdict(config.evaluate)]
+    facts = [__version__, manifest.digest, asdict(wanted), asdict(config.evaluate)]
     key = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
     try:
         kept: Compared = store.load_object(run / FOLDER, FILE, KIND, VERSION, _CLASSES, {})
@@ -114,10 +114,7 @@ def compare_place(
     fit, wrong = inputs.fit, inputs.wrong
     test = np.setdiff1d(np.arange(len(inputs)), fit)
     columns, missing, seconds = timed_scores(inputs, wanted.scores or tuple(SCORES))
-    judging = Judging(
-        config.evaluate.risk, config.evaluate.delta, config.evaluate.bootstrap,
-        config.evaluate.level, config.evaluate.seed,
-    )  # fmt: skip
+    judging = config.evaluate
     splits = [Split([inputs.samples[i] for i in k], s[k], wrong[k]) for k in (fit, test)]
     data = Data(
         splits[0],
@@ -128,12 +125,12 @@ def compare_place(
     )
     cells = compare(data, judging, wanted.rows, progress("compare"))
     for score, own in seconds.items():
-        cells[score] = _with_seconds(cells[score], own)
+        cells[score] = replace(cells[score], seconds=own)
     cells |= {score: Cell(missing=reason) for score, reason in missing.items()}
     with library_quiet():
         base = metrics.bootstrap(
             "base_accuracy", s[test], wrong[test], clusters=data.clusters,
-            n_boot=judging.n_boot, level=judging.level, seed=judging.seed,
+            n_boot=judging.bootstrap, level=judging.level, seed=judging.seed,
         )  # fmt: skip
     place = Place(
         name, len(fit), len(test), scored.n_failed, base,
@@ -147,8 +144,8 @@ def compare_place(
             )
         )
     if wanted.criteria:
-        labels = labels_by(scored.references, scored.answers, wanted.criteria)
-        found.append(curves.over_criteria(name, inputs, s, labels, wanted.curves))
+        labels, left_out = labels_by(scored.references, scored.answers, wanted.criteria)
+        found.append(curves.over_criteria(name, inputs, s, labels, wanted.curves, left_out))
     return Compared(key, place, cells, found)
 
 
@@ -173,9 +170,9 @@ def labels_by(
     references: Sequence[Sequence[str]],
     answers: Sequence[str],
     criteria: Sequence[tuple[str, float | None]],
-) -> list[tuple[str, Any]]:
-    """Wrong or not by each criterion that these references allow."""
-    found = []
+) -> tuple[list[tuple[str, Any]], dict[str, str]]:
+    """Wrong or not by each criterion that these references allow, and why not by the others."""
+    found, left_out = [], {}
     for criterion, level in criteria:
         title = criterion if level is None else f"{criterion} ≥ {level:g}"
         try:
@@ -183,14 +180,11 @@ def labels_by(
                 is_wrong(answer, right, criterion, level)
                 for answer, right in zip(answers, references, strict=True)
             ]
-        except InputError:
-            continue  # such as VQA accuracy with one reference
+        except InputError as error:  # such as VQA accuracy with one reference
+            left_out[title] = str(error)
+            continue
         found.append((title, np.array(wrong)))
-    return found
-
-
-def _with_seconds(cell: Cell, seconds: float) -> Cell:
-    return replace(cell, seconds=seconds)
+    return found, left_out
 
 
 def _results(bench: Bench, found: Mapping[str, Compared]) -> Results:

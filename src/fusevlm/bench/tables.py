@@ -81,6 +81,7 @@ def markdown(results: Results) -> str:
             parts.append(_pipe([name, *("–" if v is None else f"{v:.3f}" for v in values)]))
         if curve.base_accuracy:
             parts.append(_pipe(["base accuracy", *(f"{v:.3f}" for v in curve.base_accuracy)]))
+        parts += [f"\nLeft out: {what} ({why})" for what, why in curve.left_out.items()]
         parts.append("")
     return "\n".join(parts)
 

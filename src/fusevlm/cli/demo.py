@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from pathlib import Path
 
 EPILOG = """\
@@ -35,6 +36,9 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _demo(args: argparse.Namespace) -> int:
+    # before numpy and torch are loaded: small models are faster on one thread, and the figures
+    # depend on how many there are
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
     from fusevlm import checks
     from fusevlm.cli import EXIT_INTERRUPTED
     from fusevlm.cli.stages import bring_up_to_date, print_summary

@@ -130,7 +130,8 @@ def fit_method(name: str, queries: Scored, config: CalibrateConfig) -> Method:
     """Fit one method on calibration queries."""
     check_methods([name], queries.columns)
     if name not in FORMS:
-        return fit_column(ALIASES.get(name, name), queries, config)
+        column = ALIASES.get(name, name)
+        return fit_column(column, queries.columns[column], queries.wrong, config)
     form = FORMS[name]
     s = queries.s if form.with_s else None
     fuse = Fuse(form.preset, seed=config.seed).fit(queries.samples, s, queries.wrong)
@@ -143,9 +144,8 @@ def fit_method(name: str, queries: Scored, config: CalibrateConfig) -> Method:
     return FuseMethod(apart if keeps_apart else fuse, apart, form.with_s)
 
 
-def fit_column(column: str, queries: Scored, config: CalibrateConfig) -> Column:
+def fit_column(column: str, u: FloatArray, wrong: BoolArray, config: CalibrateConfig) -> Column:
     """Split the calibration queries; map on one part, threshold data from the other."""
-    u, wrong = queries.columns[column], queries.wrong
     order = np.random.default_rng(config.seed).permutation(len(u))
     n_apart = round(config.threshold_share * len(u))
     apart, tune = np.sort(order[:n_apart]), np.sort(order[n_apart:])
