@@ -27,8 +27,8 @@ lint: $(VENV)/.test
 	$(RUN)/mypy
 
 embedded: $(VENV)/.test
-	$(RUN)/python -m fusevlm.embedded.train --out runs/embedded-$(SEED) --seed $(SEED) $(ARGS)
-	$(RUN)/python -m fusevlm.embedded.card runs/embedded-$(SEED)
+	$(RUN)/python -m factory.train --out runs/embedded-$(SEED) --seed $(SEED) $(ARGS)
+	$(RUN)/python -m factory.card runs/embedded-$(SEED)
 
 # put models made by `make embedded` into the package, with a fit on their own calibration queries
 WEIGHTS := src/fusevlm/embedded/weights

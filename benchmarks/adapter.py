@@ -22,18 +22,18 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from fusevlm.adapter.bound import bound_and_gradient
-from fusevlm.adapter.gp import GpAdapter
-from fusevlm.adapter.options import resolve
-from fusevlm.adapter.parallel import Team
-from fusevlm.adapter.train import (
+from fusevlm.cli.tables import layout
+from fusevlm.priors.gp.adapter import GpAdapter
+from fusevlm.priors.gp.bound import bound_and_gradient
+from fusevlm.priors.gp.options import resolve
+from fusevlm.priors.gp.parallel import Team
+from fusevlm.priors.gp.train import (
     adam_step,
     decoder_of,
     first_state,
     objective_for,
     prepare,
 )
-from fusevlm.cli.tables import layout
 
 D, Q, M = 768, 10, 250
 CPU = torch.device("cpu")

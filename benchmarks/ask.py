@@ -33,8 +33,8 @@ start = time.perf_counter()
 import torch, transformers
 imported = time.perf_counter() - start
 import fusevlm
-from fusevlm.backends.temperatures import stratified
-from fusevlm.embedded.questions import queries
+from fusevlm.models.temperatures import stratified
+from fusevlm.data.questions import queries
 logging.getLogger("fusevlm").setLevel(logging.ERROR)
 assistant, asked = fusevlm.load("embedded"), queries("calibration", limit=int(sys.argv[1]))
 seconds = []

@@ -11,11 +11,11 @@ import sys
 from pathlib import Path
 
 import numpy as np
-from tests.adapter.test_clip import LEVELS, blended, cross_modal_gain, mixed, split
+from tests.priors.test_clip import LEVELS, blended, cross_modal_gain, mixed, split
 
-from fusevlm.adapter.gp import GpAdapter
 from fusevlm.metrics import auroc
 from fusevlm.priors import KnnPrior, MahalanobisPrior
+from fusevlm.priors.gp.adapter import GpAdapter
 
 SHOWN = ("s", "reconstruction", "latent_distance", "disagreement", "knn", "mahalanobis")
 

@@ -15,11 +15,11 @@ from pathlib import Path
 
 import numpy as np
 
-from fusevlm.calibrate import thresholds
 from fusevlm.cli.tables import layout
-from fusevlm.fuse import Fuse
-from fusevlm.pipeline.folders import read_run
+from fusevlm.fuse import thresholds
+from fusevlm.fuse.estimator import Fuse
 from fusevlm.pipeline.score import read_scored
+from fusevlm.store.runs import read_run
 
 
 def population(run: Path, preset: str) -> tuple[Fuse, np.ndarray, np.ndarray]:

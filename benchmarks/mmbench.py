@@ -26,8 +26,8 @@ import numpy.typing as npt
 from fusevlm import Fuse, Samples, metrics, store
 from fusevlm.errors import ArtefactError
 from fusevlm.scores import SCORES, Inputs, compute_scores
-from fusevlm.semantics.clusters import by_string
 from fusevlm.semantics.sentences import similarity
+from fusevlm.semantics.strings import by_string
 
 Floats = npt.NDArray[np.float64]
 FOLDER = "vlm_uncertainty_bench_mmbench"
@@ -100,7 +100,7 @@ def vectors_of(texts: Sequence[str], cache: Path | None) -> dict[str, Floats]:
         known = dict(zip(kept["texts"].tolist(), kept["vectors"].astype(np.float64), strict=True))
     new = sorted(set(texts) - known.keys(), key=lambda text: (len(text), text))
     if new:
-        from fusevlm.backends.embedders import SentenceEncoder
+        from fusevlm.models.towers import SentenceEncoder
 
         found = SentenceEncoder.load().texts(new).vectors
         known |= dict(zip(new, found.astype(np.float64), strict=True))

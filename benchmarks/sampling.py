@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import Image
-from tests.backends import tiny
+from tests.models import tiny
 
 from benchmarks.timing import Row, clock
-from fusevlm.backends.huggingface import HuggingFace
-from fusevlm.backends.protocol import Decoding
-from fusevlm.backends.temperatures import constant
+from fusevlm.models.huggingface import HuggingFace
+from fusevlm.models.protocol import Decoding
+from fusevlm.models.temperatures import constant
 from fusevlm.types import Query
 
 N, NEW, PROMPT = 50, 16, 600

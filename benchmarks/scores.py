@@ -15,14 +15,14 @@ from pathlib import Path
 
 import numpy as np
 
-from fusevlm.bench.run import timed_scores
 from fusevlm.cli.tables import layout
+from fusevlm.pipeline.bench import timed_scores
 from fusevlm.pipeline.data import read_queries_of
-from fusevlm.pipeline.folders import read_manifest, read_run
 from fusevlm.pipeline.score import read_inputs
 from fusevlm.scores import SCORES
-from fusevlm.semantics.clusters import normalise
-from fusevlm.semantics.nli import cluster_queries, nli_similarity
+from fusevlm.semantics.inference import cluster_queries, nli_similarity
+from fusevlm.semantics.strings import normalise
+from fusevlm.store.runs import read_manifest, read_run
 
 
 class ByWords:

@@ -12,7 +12,7 @@ import pytest
 
 import fusevlm
 from fusevlm.cli import COMMANDS, main
-from fusevlm.presets import Options
+from fusevlm.fuse.presets import Options
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCE = ROOT / "src" / "fusevlm"
@@ -84,7 +84,7 @@ def test_every_option_is_documented(option):
 
 
 def test_the_option_table_has_the_defaults_of_both_presets():
-    from fusevlm.presets import PRESETS
+    from fusevlm.fuse.presets import PRESETS
 
     rows = re.findall(
         r"^\| `(\w+)` \| (.+?) \| (.+?) \|",

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from fusevlm import metrics, simulate, thresholds
     from fusevlm.assistant import load
     from fusevlm.errors import FuseError
-    from fusevlm.fuse import Fuse
+    from fusevlm.fuse.estimator import Fuse
     from fusevlm.maths.evidence import semantic_evidence
     from fusevlm.maths.wishart import wishart_moments
     from fusevlm.types import Decisions, Samples, Scores
@@ -36,15 +36,15 @@ __all__ = [
 
 _HOME = {
     "Decisions": "fusevlm.types:Decisions",
-    "Fuse": "fusevlm.fuse:Fuse",
+    "Fuse": "fusevlm.fuse.estimator:Fuse",
     "FuseError": "fusevlm.errors:FuseError",
     "Samples": "fusevlm.types:Samples",
     "Scores": "fusevlm.types:Scores",
     "load": "fusevlm.assistant:load",
     "metrics": "fusevlm.metrics",
     "semantic_evidence": "fusevlm.maths.evidence:semantic_evidence",
-    "simulate": "fusevlm.simulate",
-    "thresholds": "fusevlm.thresholds",
+    "simulate": "fusevlm.fuse.simulate",
+    "thresholds": "fusevlm.fuse.thresholds",
     "wishart_moments": "fusevlm.maths.wishart:wishart_moments",
 }
 

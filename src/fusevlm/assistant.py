@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 from fusevlm import checks
 from fusevlm.config import EMBEDDED, Config, SampleConfig
 from fusevlm.errors import ArtefactError, FuseError, InputError
-from fusevlm.fuse import Fuse
+from fusevlm.fuse.estimator import Fuse
 from fusevlm.types import Query
 
 if TYPE_CHECKING:
-    from fusevlm.adapter.gp import GpAdapter
-    from fusevlm.backends.embedders import Towers
-    from fusevlm.backends.huggingface import HuggingFace
+    from fusevlm.models.huggingface import HuggingFace
+    from fusevlm.models.towers import Towers
+    from fusevlm.priors.gp.adapter import GpAdapter
 
 ANSWER, ABSTAIN = "answer", "abstain"
 
@@ -126,8 +126,8 @@ class Assistant:
         Where the decision is ``answer``, the error rate among such answers is at most ``risk`` with
         probability 1 − ``delta``, for questions like those of the calibration.
         """
-        from fusevlm.backends.images import load_image
-        from fusevlm.backends.temperatures import parse
+        from fusevlm.data.images import load_image
+        from fusevlm.models.temperatures import parse
 
         if not question.strip():
             raise InputError("the question is empty.")
@@ -185,16 +185,16 @@ def load(source: str | os.PathLike[str] = EMBEDDED) -> Assistant:
 
 
 def _embedded_fuse() -> Fuse:
-    from fusevlm.pipeline.sources import model_folder
+    from fusevlm.models.registry import model_folder
 
     return Fuse.load(model_folder(EMBEDDED, "fuse"))
 
 
 def _calibrated(run: Path) -> tuple[Config, Fuse]:
     """The config of a run and the first form of FUSE it calibrated."""
-    from fusevlm.pipeline import folders
     from fusevlm.pipeline.methods import FORMS
     from fusevlm.pipeline.run import require
+    from fusevlm.store import runs as folders
 
     config = folders.read_run(run)
     home = require(run, "calibrate")

@@ -1,10 +1,17 @@
-"""Validation at the boundary: plain input in, float64 arrays (or a typed error) out."""
+"""Validation at the boundary: plain input in, float64 arrays (or a typed error) out.
+
+Options are declared once, beside their type: ``rank: Annotated[int, Whole(1)] = 128``. A value must
+fit one of its declarations; :func:`options` checks all fields of a dataclass.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import difflib
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields
 from types import ModuleType
-from typing import Any
+from typing import Any, Protocol, get_type_hints
 
 import numpy as np
 import numpy.typing as npt
@@ -121,6 +128,118 @@ def choice(value: Any, name: str, allowed: Sequence[str]) -> str:
     if value not in allowed:
         raise InputError(f"{name} is {value!r}; expected one of {', '.join(map(repr, allowed))}.")
     return str(value)
+
+
+def hint(name: Any, known: Iterable[Any]) -> str:
+    """The nearest of the known names as a question, or all of them."""
+    words = [str(word) for word in known]
+    near = difflib.get_close_matches(str(name), words, n=1)
+    return f" Did you mean {near[0]!r}?" if near else f" Known are: {', '.join(words) or 'none'}."
+
+
+def known(name: str, names: Iterable[str], what: str) -> str:
+    """``name`` if it is among the known ``names``, or InputError with the nearest."""
+    names = list(names)
+    if name not in names:
+        raise InputError(f"{what} {name!r} is not known.{hint(name, names)}")
+    return name
+
+
+class Constraint(Protocol):
+    """What an option may be: a test, and the test in words."""
+
+    def accepts(self, value: Any) -> bool: ...
+
+    def __str__(self) -> str: ...
+
+
+@dataclass(frozen=True, init=False)
+class OneOf:
+    """One of some words."""
+
+    allowed: tuple[str, ...]
+
+    def __init__(self, *allowed: str) -> None:
+        object.__setattr__(self, "allowed", allowed)
+
+    def accepts(self, value: Any) -> bool:
+        return isinstance(value, str) and value in self.allowed
+
+    def __str__(self) -> str:
+        return f"one of {', '.join(map(repr, self.allowed))}"
+
+
+@dataclass(frozen=True)
+class Number:
+    """A finite number between ``low`` and ``high``, which count unless they are ``open``."""
+
+    low: float = -math.inf
+    high: float = math.inf
+    open_low: bool = False
+    open_high: bool = False
+
+    def accepts(self, value: Any) -> bool:
+        if isinstance(value, bool) or not isinstance(value, int | float | np.number):
+            return False
+        above = value > self.low if self.open_low else value >= self.low
+        below = value < self.high if self.open_high else value <= self.high
+        return bool(above and below and math.isfinite(value))
+
+    def __str__(self) -> str:
+        low = f"{'above' if self.open_low else 'at least'} {self.low:g}"
+        high = f"{'below' if self.open_high else 'at most'} {self.high:g}"
+        limits = [low] * (self.low > -math.inf) + [high] * (self.high < math.inf)
+        return " ".join(["a number", *[" and ".join(limits)][: len(limits)]])
+
+
+@dataclass(frozen=True)
+class Whole:
+    """A whole number of at least ``low``."""
+
+    low: int = 1
+
+    def accepts(self, value: Any) -> bool:
+        return Number(self.low).accepts(value) and float(value) == int(value)
+
+    def __str__(self) -> str:
+        return f"a whole number of at least {self.low}"
+
+
+POSITIVE = Number(0.0, open_low=True)
+FRACTION = Number(0.0, 1.0, open_low=True, open_high=True)  # strictly between 0 and 1
+SHARE = Number(0.0, 1.0, open_high=True)  # from 0 to below 1
+
+
+def options(value: Any, prefix: str = "") -> None:
+    """Check every field of a dataclass against what its annotation declares.
+
+    A field passes if any of its constraints accepts it; None passes where the type allows it.
+    """
+    hints = get_type_hints(type(value), include_extras=True)
+    for field in fields(value):
+        declared = getattr(hints[field.name], "__metadata__", ())
+        found = getattr(value, field.name)
+        if not declared or (found is None and type(None) in _alternatives(hints[field.name])):
+            continue
+        if not any(constraint.accepts(found) for constraint in declared):
+            words = ", or ".join(str(constraint) for constraint in declared)
+            raise InputError(f"{prefix}{field.name} is {found!r}; expected {words}.")
+
+
+def changed(base: Any, changes: dict[str, Any], what: str) -> Any:
+    """A dataclass with some options changed; an unknown name is refused with the nearest."""
+    from dataclasses import replace
+
+    names = [field.name for field in fields(base)]
+    for name in changes:
+        if name not in names:
+            raise InputError(f"unknown {what} {name!r}.{hint(name, names)}")
+    return replace(base, **changes)
+
+
+def _alternatives(annotation: Any) -> tuple[Any, ...]:
+    inner = getattr(annotation, "__origin__", annotation)
+    return getattr(inner, "__args__", (inner,))
 
 
 def extra(module: str, needed_for: str, name: str) -> ModuleType:

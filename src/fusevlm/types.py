@@ -1,12 +1,17 @@
 """The plain data that flows through fusevlm.
 
-Axis names: N queries, n sampled responses of one query, d features of a response embedding.
+A *query* is an image and a question; a *sample* one sampled answer; the *answer* the one that is
+judged; a *generation* all a model returned for one query; a *meaning* a group of samples that say
+the same; a *unit* the queries that are resampled together. :class:`Queries` is the one table of
+them, from the data stage to the figures.
+
+Axis names: N queries, n samples of one query, d features of a hidden state.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,22 +24,23 @@ if TYPE_CHECKING:
     import pandas as pd
     import pyarrow as pa
 
-    from fusevlm.calibrate.thresholds import GroupThresholds, Threshold
+    from fusevlm.fuse.thresholds import GroupThresholds, Threshold
 
 
 @dataclass(frozen=True, eq=False)
 class Samples:
-    """What a model said to one query: n sampled responses, and the answer to be judged.
+    """What a model said to one query: n samples, and the answer to be judged.
 
-    texts            n response strings
+    texts            n strings
     token_logprobs   n sequences of token log-probabilities at temperature 1, EOS included; or None
-    embeddings       [n, d] hidden states of the responses; or None
+    embeddings       [n, d] hidden states of the samples; or None
     answer           the answer that will be shown and judged (greedy); or None
     answer_logprobs  its token log-probabilities at temperature 1, EOS included; or None
     gram             [n, n] whitened Gram matrix kept instead of the embeddings; or None
     gram_dim         the dimension d in which it was whitened
 
     Leave out what the model does not give: scoring says which evidence it had to do without.
+    Arrays are copied and read-only: to change something, make another one (dataclasses.replace).
     """
 
     texts: Sequence[str]
@@ -47,10 +53,10 @@ class Samples:
 
     def __post_init__(self) -> None:
         if isinstance(self.texts, str) or not all(isinstance(t, str) for t in self.texts):
-            raise InputError("texts must be a list of strings, one per sampled response.")
+            raise InputError("texts must be a list of strings, one per sample.")
         n = len(self.texts)
         if n == 0:
-            raise InputError("texts is empty; expected at least one sampled response.")
+            raise InputError("texts is empty; expected at least one sample.")
         _set(self, texts=tuple(self.texts))
         if self.token_logprobs is not None:
             if len(self.token_logprobs) != n:
@@ -68,7 +74,7 @@ class Samples:
                 raise InputError(
                     f"embeddings has {len(rows)} rows for {n} texts; expected one row per text."
                 )
-            _set(self, embeddings=rows)
+            _set(self, embeddings=_frozen(rows))
         if self.gram is not None:
             G = checks.matrix(self.gram, "gram")
             if G.shape != (n, n) or self.gram_dim is None:
@@ -76,7 +82,7 @@ class Samples:
                     f"gram has shape {G.shape} and gram_dim {self.gram_dim} for {n} texts; "
                     f"expected ({n}, {n}) and the dimension it was whitened in."
                 )
-            _set(self, gram=G)
+            _set(self, gram=_frozen(G))
         if self.answer_logprobs is not None:
             _set(self, answer_logprobs=_logprobs(self.answer_logprobs, "answer_logprobs"))
 
@@ -87,6 +93,22 @@ class Samples:
     def n_distinct(self) -> int:
         """How many different texts were sampled."""
         return len(set(self.texts))
+
+    def first(self, n: int) -> Samples:
+        """The first n samples, the judged answer unchanged."""
+        if n > len(self):
+            raise InputError(f"{n} samples are wanted of a query that has {len(self)}.")
+
+        def cut(value: Any) -> Any:
+            return None if value is None else value[:n]
+
+        return replace(
+            self,
+            texts=self.texts[:n],
+            token_logprobs=cut(self.token_logprobs),
+            embeddings=cut(self.embeddings),
+            gram=None if self.gram is None else self.gram[:n, :n],
+        )
 
 
 def _set(instance: Any, **values: Any) -> None:
@@ -108,7 +130,14 @@ def _logprobs(value: Any, name: str) -> FloatArray:
             f"{name} holds {array.max():g}; log-probabilities are at most 0. "
             f"Pass log-softmax values, not raw logits or probabilities."
         )
-    return np.minimum(array, 0.0)
+    return _frozen(np.minimum(array, 0.0))
+
+
+def _frozen(array: Any) -> Any:
+    """A read-only copy."""
+    own = np.array(array)
+    own.flags.writeable = False
+    return own
 
 
 @dataclass(frozen=True, eq=False)
@@ -164,6 +193,186 @@ class Generation:
     prompt_tokens: int = 0
     path: str = ""  # how the prompt's cache was used: shared_prefix or repeated_cache
     n_near_boundary: int = 0  # draws that another batch layout might decide otherwise
+
+
+@dataclass(frozen=True, eq=False)
+class Semantics:
+    """What is known of the samples of one query beyond themselves; None where it was not asked for.
+
+    meanings     [n] samples with the same number say the same
+    between      [n+1, n+1] similarities in [0, 1] of the samples and, last, the judged answer
+    rephrasings  did the answer to each rephrased question agree with the judged answer
+    p_true       the model's own probability that the judged answer is right
+    """
+
+    meanings: IntArray | None = None
+    between: FloatArray | None = None
+    rephrasings: BoolArray | None = None
+    p_true: float | None = None
+
+    @property
+    def similarity(self) -> FloatArray | None:
+        """[n, n] between the samples."""
+        return None if self.between is None else self.between[:-1, :-1]
+
+    @property
+    def answer_similarity(self) -> FloatArray | None:
+        """[n] of each sample to the judged answer."""
+        return None if self.between is None else self.between[-1, :-1]
+
+    def first(self, n: int) -> Semantics:
+        """Of the first n samples."""
+        keep = None if self.between is None else [*range(n), len(self.between) - 1]
+        return replace(
+            self,
+            meanings=None if self.meanings is None else self.meanings[:n],
+            between=None if self.between is None else self.between[np.ix_(keep, keep)],
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Queries:
+    """N queries and all that is known of them: the one table from the data stage to the figures.
+
+    ids           names, unique
+    samples       what the model said to each
+    wrong         [N] was the judged answer wrong; None without labels
+    prior         prior statistics by name, [N] each: from the input alone
+    evidence      further evidence by name, [N] each, larger = less sure
+    inputs        embeddings of the inputs by name, [N, D] each
+    columns       anything else by name, one entry per query: metadata, scores
+    units         [N] names; queries of one unit are resampled together (default: each its own)
+    fit           rows of the calibration queries, whose labels methods may read; None: not split
+    references    right answers of each
+    semantics     meanings, similarities, rephrasings and P(True) of each
+    states        hidden states of further layers by name, [n, d] of each query
+    sample_wrong  was each sample wrong, [n] of each query; read only at ``fit``
+    """
+
+    ids: Sequence[str]
+    samples: Sequence[Samples]
+    wrong: Any = None
+    prior: Mapping[str, Any] = field(default_factory=dict)
+    evidence: Mapping[str, Any] = field(default_factory=dict)
+    inputs: Mapping[str, Any] = field(default_factory=dict)
+    columns: Mapping[str, Any] = field(default_factory=dict)
+    units: Sequence[str] | None = None
+    fit: Any = None
+    references: Sequence[Sequence[str]] | None = None
+    semantics: Sequence[Semantics] | None = None
+    states: Mapping[str, Sequence[FloatArray]] = field(default_factory=dict)
+    sample_wrong: Sequence[BoolArray] | None = None
+
+    def __post_init__(self) -> None:
+        N = len(self.ids)
+        if N == 0:
+            raise InputError("there are no queries; expected at least one.")
+        _set(self, ids=tuple(map(str, self.ids)))
+        if len(set(self.ids)) < N:
+            raise InputError("two queries have the same id; ids must be unique.")
+        _set(self, units=self.ids if self.units is None else tuple(map(str, self.units)))
+        for name in ("samples", "units", "references", "semantics", "sample_wrong"):
+            value = getattr(self, name)
+            if value is not None:
+                _one_each(value, name, N)
+                _set(self, **{name: tuple(value)})
+        for name, values in {**self.columns, **self.states}.items():
+            _one_each(values, name, N)
+        if self.wrong is not None:
+            _set(self, wrong=checks.labels(self.wrong, length=N))
+        for kind in ("prior", "evidence"):
+            given = {
+                name: checks.vector(values, f"{kind} {name!r}", length=N)
+                for name, values in getattr(self, kind).items()
+            }
+            _set(self, **{kind: given})
+        for name, rows in self.inputs.items():
+            _one_each(rows, f"inputs {name!r}", N)
+        if self.fit is not None:
+            _set(self, fit=_rows(self.fit, N))
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def take(self, index: Any) -> Queries:
+        """Some rows as a table of their own, without ``fit``."""
+        rows = [int(i) for i in np.arange(len(self))[index]]
+
+        def some(values: Any) -> Any:
+            if values is None:
+                return None
+            picked = [values[i] for i in rows]
+            return np.array(picked) if isinstance(values, np.ndarray) else picked
+
+        changes = {
+            name: some(getattr(self, name))
+            for name in (
+                "ids", "samples", "wrong", "units", "references", "semantics", "sample_wrong",
+            )
+        }  # fmt: skip
+        for kind in ("prior", "evidence", "inputs", "columns", "states"):
+            changes[kind] = {name: some(values) for name, values in getattr(self, kind).items()}
+        return Queries(**changes)
+
+    def split(self) -> tuple[Queries, Queries]:
+        """The calibration queries and the others."""
+        if self.fit is None:
+            raise InputError("these queries are not divided into calibration and test.")
+        return self.take(self.fit), self.take(self.test)
+
+    @property
+    def test(self) -> IntArray:
+        """Rows that are not calibration queries."""
+        return np.setdiff1d(np.arange(len(self)), [] if self.fit is None else self.fit)
+
+    def first(self, n: int) -> Queries:
+        """The same queries with their first n samples: subsamples are nested."""
+
+        def cut(rows: Any) -> Any:
+            return None if rows is None else [row[:n] for row in rows]
+
+        return replace(
+            self,
+            samples=[q.first(n) for q in self.samples],
+            semantics=None if self.semantics is None else [m.first(n) for m in self.semantics],
+            states={name: cut(rows) for name, rows in self.states.items()},
+            sample_wrong=cut(self.sample_wrong),
+        )
+
+    def column(self, name: str, named_by: str) -> Any:
+        """A column, or an error that says who named it, and the nearest."""
+        if name not in self.columns:
+            raise InputError(
+                f"{named_by} names the column {name!r}, which the queries do not have."
+                f"{checks.hint(name, self.columns)}"
+            )
+        return self.columns[name]
+
+    def has(self, attribute: str) -> bool:
+        """Whether the samples of all queries carry ``attribute``; a mixture is an error."""
+        present = [getattr(q, attribute) is not None for q in self.samples]
+        if any(present) and not all(present):
+            raise InputError(
+                f"query {present.index(False)} has no {attribute} but others do; "
+                f"give it for all queries or for none."
+            )
+        return all(present)
+
+
+def _one_each(values: Any, name: str, size: int) -> None:
+    if len(values) != size:
+        raise InputError(f"{name} has {len(values)} entries for {size} queries; expected one each.")
+
+
+def _rows(value: Any, size: int) -> IntArray:
+    rows = np.asarray(value)
+    if rows.ndim != 1 or rows.size == 0 or not np.issubdtype(rows.dtype, np.integer):
+        raise InputError("fit must be a non-empty list of row numbers.")
+    if rows.min() < 0 or rows.max() >= size:
+        raise InputError(f"fit holds {rows.min()}…{rows.max()}; expected rows in 0…{size - 1}.")
+    if len(np.unique(rows)) < len(rows):
+        raise InputError("fit names a query twice; expected each calibration query once.")
+    return rows.astype(np.int64)
 
 
 @dataclass(frozen=True, eq=False)

@@ -14,8 +14,8 @@ from tests.data.official import (
     write_pair,
 )
 
-from fusevlm.correctness import judge
 from fusevlm.data import vqa
+from fusevlm.data.correctness import judge
 from fusevlm.data.vqa import SPLITS, read_vqa
 from fusevlm.errors import ArtefactError, InputError
 

@@ -10,14 +10,14 @@ from PIL import Image
 
 from fusevlm import simulate
 from fusevlm.config import make_config
-from fusevlm.pipeline import folders
 from fusevlm.pipeline.adapter import STATISTICS
 from fusevlm.pipeline.data import IMAGES, QUERIES
-from fusevlm.pipeline.folders import Manifest
 from fusevlm.pipeline.run import settings_of
 from fusevlm.pipeline.tables import save_parquet
+from fusevlm.store import runs as folders
 from fusevlm.store.generations import KIND, write_generations
 from fusevlm.store.parts import PartStore
+from fusevlm.store.runs import Manifest
 from fusevlm.types import Generation
 
 N_CALIBRATION, N_TEST = 120, 150

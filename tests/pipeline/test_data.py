@@ -9,7 +9,7 @@ from PIL import Image
 from tests.data import official
 
 from fusevlm.config import DataConfig, change_config, demo_config, make_config
-from fusevlm.embedded.questions import queries
+from fusevlm.data.questions import queries
 from fusevlm.errors import InputError
 from fusevlm.pipeline.data import inputs, load_splits, read_queries_of
 from fusevlm.pipeline.run import run_stages

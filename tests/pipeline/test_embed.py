@@ -3,7 +3,7 @@
 import numpy as np
 from PIL import Image
 
-from fusevlm.backends.embedders import TextVectors
+from fusevlm.models.towers import TextVectors
 from fusevlm.pipeline.stages import embed_stage
 from fusevlm.store.embeddings import read_embeddings
 from fusevlm.types import Query

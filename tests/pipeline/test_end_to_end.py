@@ -5,22 +5,22 @@ import re
 
 import numpy as np
 import pytest
-from tests.backends.conftest import make_picture
+from tests.models.conftest import make_picture
 from tests.pipeline.tiny_models import CONFIG, save_models, save_queries
 
 import fusevlm
-from fusevlm.adapter.gp import GpAdapter
 from fusevlm.assistant import JSON_FIELDS, Answer, load
-from fusevlm.backends.embedders import Towers
-from fusevlm.backends.huggingface import HuggingFace
-from fusevlm.backends.images import load_image
 from fusevlm.cli import main
 from fusevlm.config import read_config
+from fusevlm.data.images import load_image
 from fusevlm.errors import ArtefactError, InputError
-from fusevlm.fuse import Fuse
+from fusevlm.fuse.estimator import Fuse
+from fusevlm.models.huggingface import HuggingFace
+from fusevlm.models.towers import Towers
 from fusevlm.pipeline import sample
 from fusevlm.pipeline.data import read_queries_of
 from fusevlm.pipeline.run import states
+from fusevlm.priors.gp.adapter import GpAdapter
 from fusevlm.store.embeddings import read_embeddings
 from fusevlm.store.generations import read_generations
 
@@ -41,7 +41,7 @@ def home(tmp_path_factory):
 
 
 def read_queries_of_files(config):
-    from fusevlm.data.queries import read_queries
+    from fusevlm.data.tables import read_queries
 
     return read_queries(config.data.test)[:8]
 
@@ -168,7 +168,7 @@ def test_ask_is_what_the_parts_say(home, done):
     found = fusevlm.load(run).ask(picture, "what colour", risk=0.3, seed=4)
     backend = HuggingFace.load(str(home / "vlm"), decoding=load(run).backend.decoding)
     query = fusevlm.types.Query("ask", "what colour", [load_image(picture)])
-    from fusevlm.backends.temperatures import stratified
+    from fusevlm.models.temperatures import stratified
 
     (said,) = backend.sample([query], 4, stratified(4, seed=4), 4)
     towers = Towers.load(str(home / "dual_encoder"))

@@ -9,9 +9,10 @@ import pytest
 
 from fusevlm.config import change_config
 from fusevlm.errors import ArtefactError, InputError
-from fusevlm.pipeline import calibrate, folders, score
+from fusevlm.pipeline import calibrate, score
 from fusevlm.pipeline.evaluate import read_results
 from fusevlm.pipeline.run import STAGES, describe, run_stages, states
+from fusevlm.store import runs as folders
 
 
 def heard(run, config, **options):
@@ -220,7 +221,7 @@ def test_from_score_on_no_model_library_is_imported(run):
     code = f"""
 import sys
 from pathlib import Path
-from fusevlm.pipeline.folders import read_run
+from fusevlm.store.runs import read_run
 from fusevlm.pipeline.run import run_stages
 run = Path({str(folder)!r})
 run_stages(run, read_run(run), redo="score")

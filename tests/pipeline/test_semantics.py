@@ -10,7 +10,7 @@ from fusevlm.pipeline import semantics
 from fusevlm.pipeline.run import Work, run_stages
 from fusevlm.pipeline.score import ABSENT, read_inputs
 from fusevlm.pipeline.semantics import Meaning, Tools, meanings, read_meanings
-from fusevlm.semantics.clusters import by_string
+from fusevlm.semantics.strings import by_string
 from fusevlm.types import Query, Samples
 
 

@@ -2,8 +2,8 @@
 
 import json
 
-from tests.backends import tiny
-from tests.backends.conftest import make_picture
+from tests.models import tiny
+from tests.models.conftest import make_picture
 
 CONFIG = """
 [data]

@@ -8,7 +8,7 @@ from scipy.sparse.csgraph import connected_components
 from tests.semantics.judges import Digest
 
 from fusevlm.errors import InputError
-from fusevlm.semantics.clusters import (
+from fusevlm.semantics.strings import (
     CONTRADICTION,
     ENTAILMENT,
     NEUTRAL,

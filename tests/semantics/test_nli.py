@@ -14,9 +14,9 @@ from tests.semantics.judges import Digest
 from tests.semantics.test_clusters import by_definition
 
 from fusevlm.errors import ArtefactError, InputError
-from fusevlm.semantics import nli
-from fusevlm.semantics.cache import PairCache
-from fusevlm.semantics.nli import NliModel, cluster_queries, judge_pairs, nli_similarity
+from fusevlm.semantics import inference as nli
+from fusevlm.semantics.inference import NliModel, cluster_queries, judge_pairs, nli_similarity
+from fusevlm.store.cache import PairCache
 
 ROOT = Path(__file__).resolve().parents[2]
 QUESTIONS = ["what colour is the shape", "how many", "what colour is the shape", "is this a circle"]
@@ -197,8 +197,8 @@ def test_the_cache_is_kept_per_model_and_pair(tmp_path):
 
 DYING = """
 import os
-from fusevlm.semantics import nli
-from fusevlm.semantics.cache import PairCache
+from fusevlm.semantics import inference as nli
+from fusevlm.store.cache import PairCache
 from tests.semantics.judges import Digest
 
 class Dying(Digest):

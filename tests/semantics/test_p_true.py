@@ -3,15 +3,15 @@
 import numpy as np
 import pytest
 import torch
-from tests.backends import tiny
-from tests.backends.conftest import make_query
+from tests.models import tiny
+from tests.models.conftest import make_query
 
-from fusevlm.backends.huggingface import HuggingFace
-from fusevlm.backends.images import load_image
-from fusevlm.backends.protocol import Decoding
-from fusevlm.embedded import models as embedded
+from factory import models as embedded
+from fusevlm.data.images import load_image
 from fusevlm.errors import InputError
-from fusevlm.semantics.p_true import first_tokens, p_true
+from fusevlm.models.huggingface import HuggingFace
+from fusevlm.models.protocol import Decoding
+from fusevlm.semantics.selfcheck import first_tokens, p_true
 
 YES, NO = tiny.VOCABULARY["yes"], tiny.VOCABULARY["no"]
 

@@ -4,13 +4,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from tests.backends import tiny
-from tests.backends.conftest import make_query
+from factory.models import ASK
+from tests.models import tiny
+from tests.models.conftest import make_query
 
-from fusevlm.backends.huggingface import HuggingFace
-from fusevlm.backends.protocol import Decoding
-from fusevlm.embedded.models import ASK
 from fusevlm.errors import InputError
+from fusevlm.models.huggingface import HuggingFace
+from fusevlm.models.protocol import Decoding
 from fusevlm.semantics import rephrase
 from fusevlm.semantics.rephrase import ByModel, Templates, agreement, by_generator, by_prompt
 from fusevlm.types import Generation, Samples

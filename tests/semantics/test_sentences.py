@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy.spatial.distance import cosine
 
-from fusevlm.backends.embedders import SentenceEncoder
+from fusevlm.models.towers import SentenceEncoder
 from fusevlm.semantics.sentences import answer_similarity, sentence_similarity, sentence_vectors
 
 RESPONSES = [["a red circle", "blue", "a red circle"], ["blue", "two dogs are playing"], []]

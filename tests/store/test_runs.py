@@ -8,11 +8,11 @@ import time
 
 import numpy as np
 import pytest
-from tests.backends.conftest import llava, make_query  # noqa: F401
+from tests.models.conftest import llava, make_query  # noqa: F401
 
 from fusevlm import Fuse, simulate
-from fusevlm.backends.temperatures import stratified
 from fusevlm.errors import ArtefactError, InputError
+from fusevlm.models.temperatures import stratified
 from fusevlm.pipeline.stages import sample_stage
 from fusevlm.store.generations import KIND, read_generations, write_generations
 from fusevlm.store.parts import PartStore, read_manifest, read_parts

@@ -10,15 +10,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fusevlm import checks, store
-from fusevlm.adapter.options import NORMS, PRESETS
-from fusevlm.adapter.pairs import LAYOUTS, read_pairs
 from fusevlm.errors import ArtefactError, InputError
+from fusevlm.priors.gp.options import NORMS, PRESETS
+from fusevlm.priors.gp.pairs import LAYOUTS, read_pairs
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from fusevlm.adapter.gp import GpAdapter
-    from fusevlm.adapter.train import Progress
+    from fusevlm.priors.gp.adapter import GpAdapter
+    from fusevlm.priors.gp.train import Progress
 
 EPILOG = """\
 examples:
@@ -82,8 +82,8 @@ CHANGES = {  # argument: option of the adapter
 
 
 def _train(args: argparse.Namespace, pairs: dict[str, Any]) -> int:
-    from fusevlm.adapter.gp import GpAdapter
-    from fusevlm.adapter.parallel import join_team, leave_team
+    from fusevlm.priors.gp.adapter import GpAdapter
+    from fusevlm.priors.gp.parallel import join_team, leave_team
 
     changes = {o: getattr(args, a) for a, o in CHANGES.items() if getattr(args, a) is not None}
     if args.lr is not None:
@@ -138,7 +138,7 @@ def _summary(adapter: GpAdapter, folder: str) -> str:
 
 
 def _apply(args: argparse.Namespace, pairs: dict[str, Any]) -> int:
-    from fusevlm.adapter.gp import GpAdapter
+    from fusevlm.priors.gp.adapter import GpAdapter
 
     target = Path(args.out)
     if target.suffix not in (".parquet", ".csv"):

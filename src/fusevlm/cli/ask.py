@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from fusevlm.assistant import load
-    from fusevlm.backends.images import load_image
+    from fusevlm.data.images import load_image
     from fusevlm.errors import InputError
     from fusevlm.logs import library_quiet
 

@@ -31,19 +31,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from fusevlm.bench.config import read_bench
+    from fusevlm.pipeline.bench_config import read_bench
 
     bench = read_bench(args.config, args.set)
     if args.dry_run:
-        from fusevlm.bench.cost import report
+        from fusevlm.pipeline.cost import report
 
         methods = len(bench.compare.rows)
         print(f"{bench.name}: {', '.join(bench.places)}; {methods} rows of FUSE beside the scores")
         print(report(bench.places, args.tflops))
         return 0
-    from fusevlm.bench.run import run_bench
-    from fusevlm.bench.tables import terminal
     from fusevlm.cli import EXIT_INTERRUPTED, EXIT_OK, EXIT_PARTIAL
+    from fusevlm.pipeline.bench import run_bench
+    from fusevlm.render.tables import terminal
 
     out = Path(args.out) if args.out else Path("runs") / f"bench-{bench.name}"
     words = ["fusevlm", "bench", args.config, *(["--out", args.out] if args.out else [])]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 
-from fusevlm.backends.protocol import PAPER_TOWERS
 from fusevlm.cli.progress import progress_line
+from fusevlm.models.protocol import PAPER_TOWERS
 
 EPILOG = """\
 examples:
@@ -31,13 +31,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from fusevlm import checks
-    from fusevlm.data.queries import read_queries
+    from fusevlm.data.tables import read_queries
 
     queries = read_queries(args.queries, args.images, limit=args.limit)
     for module in ("torch", "transformers"):
         checks.extra(module, "fusevlm embed", "torch")
-    from fusevlm.backends.embedders import Towers
     from fusevlm.cli import EXIT_OK, EXIT_PARTIAL
+    from fusevlm.models.towers import Towers
     from fusevlm.pipeline.stages import embed_stage
 
     towers = Towers.load(args.towers, revision=args.revision, device=args.device)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from fusevlm.cli.tables import layout
+from fusevlm.render.text import layout
 
 EPILOG = "examples:\n  fusevlm ls\n  fusevlm ls experiments"
 
@@ -17,7 +17,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from fusevlm.errors import ArtefactError
-    from fusevlm.pipeline.folders import is_run, size_of
+    from fusevlm.store.runs import is_run, size_of
 
     home = Path(args.folder)
     if not home.is_dir():
@@ -34,8 +34,8 @@ def run(args: argparse.Namespace) -> int:
 def _standing(path: Path) -> tuple[str, str, str]:
     """Config name, number of queries, and where the stages stand."""
     from fusevlm.errors import FuseError
-    from fusevlm.pipeline.folders import read_run
     from fusevlm.pipeline.run import FRESH, MISSING, states
+    from fusevlm.store.runs import read_run
 
     try:
         config = read_run(path)

@@ -7,8 +7,9 @@ import json
 from dataclasses import asdict
 
 from fusevlm import checks
-from fusevlm.cli.tables import add_table_arguments, column, layout, score_columns
+from fusevlm.cli.tables import add_table_arguments, column, score_columns
 from fusevlm.metrics import summary
+from fusevlm.render.text import layout
 
 EPILOG = """\
 examples:

@@ -44,17 +44,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from fusevlm import checks
-    from fusevlm.data.queries import read_queries
+    from fusevlm.data.tables import read_queries
 
     queries = read_queries(args.queries, args.images, limit=args.limit)
     for module in ("torch", "transformers"):
         checks.extra(module, "fusevlm sample", "torch")
-    from fusevlm.backends import temperatures
-    from fusevlm.backends.huggingface import HuggingFace
-    from fusevlm.backends.protocol import PAPER_SAMPLING, SHORT_ANSWER, Decoding
     from fusevlm.cli import EXIT_OK, EXIT_PARTIAL
     from fusevlm.errors import InputError
-    from fusevlm.fuse import Fuse
+    from fusevlm.fuse.estimator import Fuse
+    from fusevlm.models import temperatures
+    from fusevlm.models.huggingface import HuggingFace
+    from fusevlm.models.protocol import PAPER_SAMPLING, SHORT_ANSWER, Decoding
     from fusevlm.pipeline.stages import sample_stage
 
     if args.preset == "paper":

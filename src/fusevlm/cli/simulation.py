@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 
 from fusevlm import metrics, simulate, store
-from fusevlm.cli.tables import layout
 from fusevlm.errors import ArtefactError
-from fusevlm.fuse import Fuse
+from fusevlm.fuse.estimator import Fuse
+from fusevlm.fuse.simulate import Simulation
 from fusevlm.logs import library_quiet
 from fusevlm.maths.wishart import wishart_moments
-from fusevlm.simulate import Simulation
+from fusevlm.render.text import layout
 from fusevlm.types import Scores
 
 N_SAMPLES, RISK = 20, 0.2

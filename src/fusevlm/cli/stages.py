@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from fusevlm.cli.progress import progress_line
-from fusevlm.cli.results import results_text
 from fusevlm.config import Config
+from fusevlm.render.text import results_text
 
 SET_HELP = "section.key=value on top of the config (repeatable)"
 
@@ -61,9 +61,9 @@ def bring_up_to_date(
 def print_summary(run: Path, *, times: bool) -> None:
     """The figures, where they are, and how long each stage took."""
     from fusevlm.pipeline.evaluate import RESULTS, TABLE, read_results
-    from fusevlm.pipeline.folders import read_manifest
     from fusevlm.pipeline.report import PAGE
     from fusevlm.pipeline.run import STAGES
+    from fusevlm.store.runs import read_manifest
 
     print(results_text(read_results(run)))
     if times:
@@ -86,7 +86,7 @@ def add_single(parser: argparse.ArgumentParser) -> None:
 def run_single(stage: str, args: argparse.Namespace) -> int:
     """Make one stage with the config stored in the run folder."""
     from fusevlm.config import change_config
-    from fusevlm.pipeline.folders import read_run
+    from fusevlm.store.runs import read_run
 
     run = Path(args.run)
     config = change_config(read_run(run), args.set)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
 from typing import Any
 
 from fusevlm import checks
@@ -37,22 +36,3 @@ def column(table: dict[str, list[Any]], name: str, file: str) -> list[Any]:
     if name not in table:
         raise InputError(f"{file} has no column {name!r}; it has {', '.join(map(str, table))}.")
     return table[name]
-
-
-def layout(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
-    """Aligned plain text; floats with four decimals, a missing value as a dash."""
-    cells = [list(header), *[[_cell(value) for value in row] for row in rows]]
-    widths = [max(len(row[i]) for row in cells) for i in range(len(header))]
-    return "\n".join(
-        "  ".join(
-            text.ljust(width) if i == 0 else text.rjust(width)
-            for i, (text, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in cells
-    )
-
-
-def _cell(value: Any) -> str:
-    if value is None:
-        return "–"
-    return f"{value:.4f}" if isinstance(value, float) else str(value)

@@ -9,7 +9,8 @@ from dataclasses import asdict
 from typing import Any
 
 from fusevlm import thresholds
-from fusevlm.cli.tables import add_table_arguments, layout, score_columns
+from fusevlm.cli.tables import add_table_arguments, score_columns
+from fusevlm.render.text import layout
 
 EPILOG = """\
 examples:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fusevlm.data.hub import read_hub
-from fusevlm.data.queries import read_queries
+from fusevlm.data.tables import read_queries
 from fusevlm.data.vqa import official_split, read_vqa
 from fusevlm.errors import ArtefactError, InputError
 from fusevlm.types import Query

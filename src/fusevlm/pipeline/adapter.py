@@ -10,13 +10,13 @@ import numpy as np
 from fusevlm import checks
 from fusevlm.config import TRAIN, Config
 from fusevlm.errors import InputError
+from fusevlm.models.registry import local_input, model_folder
 from fusevlm.pipeline.run import Work, require
-from fusevlm.pipeline.sources import local_input, model_folder
 from fusevlm.pipeline.tables import save_parquet
 from fusevlm.store.embeddings import read_embeddings
 
 if TYPE_CHECKING:
-    from fusevlm.adapter.gp import GpAdapter
+    from fusevlm.priors.gp.adapter import GpAdapter
 
 PART, MODEL, STATISTICS = "adapter", "model", "statistics.parquet"
 
@@ -46,7 +46,7 @@ def make(work: Work) -> dict[str, int]:
 
 
 def _train(work: Work, image: object, text: object) -> None:
-    from fusevlm.adapter.gp import GpAdapter
+    from fusevlm.priors.gp.adapter import GpAdapter
 
     options = work.config.adapter
     adapter = GpAdapter(n_inducing=options.inducing, steps=options.steps, seed=options.seed)
@@ -59,7 +59,7 @@ def _train(work: Work, image: object, text: object) -> None:
 
 def load_adapter(run: Path, config: Config) -> GpAdapter:
     """The adapter of a run: the config's, or the one the run trained."""
-    from fusevlm.adapter.gp import GpAdapter
+    from fusevlm.priors.gp.adapter import GpAdapter
 
     source = config.adapter.source
     trained = run / "adapter" / MODEL

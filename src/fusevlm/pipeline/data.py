@@ -12,9 +12,9 @@ from typing import Any
 
 from fusevlm.config import EMBEDDED, OFFICIAL, Config, DataConfig
 from fusevlm.errors import InputError
-from fusevlm.pipeline import folders
 from fusevlm.pipeline.run import Work, require
 from fusevlm.pipeline.tables import read_parquet, save_parquet
+from fusevlm.store import runs as folders
 from fusevlm.types import Query
 
 QUERIES, IMAGES = "queries.parquet", "images"
@@ -55,12 +55,12 @@ def load_splits(data: DataConfig) -> dict[str, list[Query]]:
     """The queries of each split, cut to the wanted numbers."""
     limits = {"calibration": data.n_calibration or None, "test": data.n_test or None}
     if data.source == EMBEDDED:
-        from fusevlm.embedded.questions import queries
+        from fusevlm.data.questions import queries
 
         return {split: queries(split, limit=limits[split]) for split in JUDGED}
     if data.source in OFFICIAL:
         return draw_official(data)
-    from fusevlm.data.queries import read_queries
+    from fusevlm.data.tables import read_queries
 
     return {
         split: read_queries(path, data.images or None, limit=limits.get(split))

@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fusevlm.config import Config, EmbedConfig
+from fusevlm.models.registry import local_input, model_folder, need_models
 from fusevlm.pipeline.data import read_queries_of
 from fusevlm.pipeline.run import Work
-from fusevlm.pipeline.sources import local_input, model_folder, need_models
 from fusevlm.pipeline.stages import embed_stage
 
 if TYPE_CHECKING:
-    from fusevlm.backends.embedders import Towers
+    from fusevlm.models.towers import Towers
 
 PART = "dual_encoder"
 
@@ -39,6 +39,6 @@ def make(work: Work) -> dict[str, int]:
 def load_towers(embed: EmbedConfig) -> Towers:
     """The towers of a config."""
     need_models("embedding")
-    from fusevlm.backends.embedders import Towers
+    from fusevlm.models.towers import Towers
 
     return Towers.load(model_folder(embed.towers, PART), device=embed.device)

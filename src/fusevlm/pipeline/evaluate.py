@@ -13,18 +13,18 @@ from typing import Any
 
 import numpy as np
 
-from fusevlm.calibrate.thresholds import Threshold
 from fusevlm.checks import BoolArray, FloatArray
 from fusevlm.config import EvaluateConfig
 from fusevlm.errors import InputError, UndefinedMetricError
+from fusevlm.fuse.thresholds import Threshold
 from fusevlm.pipeline.causes import causes
 from fusevlm.pipeline.data import metadata, read_queries_of
-from fusevlm.pipeline.folders import read_json, save_json
 from fusevlm.pipeline.intervals import Row, interval
 from fusevlm.pipeline.methods import EMPIRICAL, FORMS, GUARANTEED, Judged, load_method
 from fusevlm.pipeline.run import Work, require
 from fusevlm.pipeline.score import read_scored
 from fusevlm.pipeline.tables import read_parquet, save_csv, save_parquet
+from fusevlm.store.runs import read_json, save_json
 from fusevlm.types import Query
 
 RESULTS, TABLE, PREDICTIONS = "results.json", "results.csv", "predictions.parquet"

@@ -11,12 +11,12 @@ from typing import Protocol
 import numpy as np
 
 from fusevlm import checks, store
-from fusevlm.calibrate import probability, thresholds
-from fusevlm.calibrate.thresholds import Threshold
 from fusevlm.checks import BoolArray, FloatArray
 from fusevlm.config import CalibrateConfig
 from fusevlm.errors import InputError
-from fusevlm.fuse import Fuse
+from fusevlm.fuse import probability, thresholds
+from fusevlm.fuse.estimator import Fuse
+from fusevlm.fuse.thresholds import Threshold
 from fusevlm.pipeline.score import PRIOR, Scored
 
 GUARANTEED, EMPIRICAL = "learn_then_test", "empirical"

@@ -10,16 +10,16 @@ from typing import Any
 
 import numpy as np
 
-from fusevlm.backends.images import load_image
+from fusevlm.data.images import load_image
 from fusevlm.errors import InputError
 from fusevlm.pipeline.data import read_queries_of
 from fusevlm.pipeline.evaluate import read_predictions, read_results
-from fusevlm.pipeline.folders import save
 from fusevlm.pipeline.methods import FORMS
 from fusevlm.pipeline.run import Work, require
-from fusevlm.report.page import Example, render_page
-from fusevlm.report.plots import Line, draw_plots
+from fusevlm.render.page import Example, render_page
+from fusevlm.render.plots import Line, draw_plots
 from fusevlm.store.generations import read_generations
+from fusevlm.store.runs import save
 from fusevlm.types import Samples
 
 PAGE = "index.html"

@@ -15,8 +15,8 @@ from typing import Any
 
 from fusevlm.config import Config, as_tree
 from fusevlm.errors import ArtefactError, InputError
-from fusevlm.pipeline import folders
-from fusevlm.pipeline.folders import Manifest
+from fusevlm.store import runs as folders
+from fusevlm.store.runs import Manifest
 
 Progress = Callable[[int, int], None]  # done, in all
 

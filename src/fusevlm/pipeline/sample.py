@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fusevlm.config import Config, SampleConfig
+from fusevlm.models.registry import local_input, model_folder, need_models
 from fusevlm.pipeline.data import read_queries_of
 from fusevlm.pipeline.run import Work
-from fusevlm.pipeline.sources import local_input, model_folder, need_models
 from fusevlm.pipeline.stages import sample_stage
 
 if TYPE_CHECKING:
-    from fusevlm.backends.huggingface import HuggingFace
+    from fusevlm.models.huggingface import HuggingFace
 
 PART = "vlm"
 
@@ -24,7 +24,7 @@ def inputs(config: Config) -> dict[str, Path]:
 
 def make(work: Work) -> dict[str, int]:
     """Sample, or go on sampling."""
-    from fusevlm.backends.temperatures import parse
+    from fusevlm.models.temperatures import parse
 
     sample = work.config.sample
     queries = read_queries_of(work.run)
@@ -47,8 +47,8 @@ def make(work: Work) -> dict[str, int]:
 def load_backend(sample: SampleConfig) -> HuggingFace:
     """The model of a config, ready to sample."""
     need_models("sampling")
-    from fusevlm.backends.huggingface import HuggingFace
-    from fusevlm.backends.protocol import SHORT_ANSWER, Decoding
+    from fusevlm.models.huggingface import HuggingFace
+    from fusevlm.models.protocol import SHORT_ANSWER, Decoding
 
     decoding = Decoding(
         prompt=sample.prompt or SHORT_ANSWER,

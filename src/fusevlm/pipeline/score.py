@@ -15,16 +15,16 @@ import numpy as np
 
 from fusevlm.checks import BoolArray, FloatArray
 from fusevlm.config import Config
-from fusevlm.correctness import is_wrong
+from fusevlm.data.correctness import is_wrong
 from fusevlm.errors import ArtefactError, InputError
 from fusevlm.pipeline.adapter import STATISTICS
 from fusevlm.pipeline.data import read_queries_of
-from fusevlm.pipeline.folders import save_json
 from fusevlm.pipeline.run import Work, require
 from fusevlm.pipeline.semantics import Meaning, read_meanings
 from fusevlm.pipeline.tables import read_parquet, save_parquet
 from fusevlm.scores import Inputs, compute_scores
 from fusevlm.store.generations import read_generations
+from fusevlm.store.runs import save_json
 from fusevlm.types import Generation, Query, Samples
 
 TABLE, LABELS, FAILED, ABSENT = "scores.parquet", "labels.parquet", "failed.json", "absent.json"

@@ -16,18 +16,18 @@ import numpy as np
 
 from fusevlm.checks import BoolArray, FloatArray, IntArray
 from fusevlm.config import Config, SemanticsConfig
+from fusevlm.models.registry import local_input, model_folder
 from fusevlm.pipeline.data import read_queries_of
 from fusevlm.pipeline.run import Work, require
 from fusevlm.pipeline.sample import load_backend
-from fusevlm.pipeline.sources import local_input, model_folder
-from fusevlm.semantics.clusters import by_similarity, by_string
+from fusevlm.semantics.strings import by_similarity, by_string
 from fusevlm.store.generations import read_generations
 from fusevlm.store.parts import PartStore, read_parts
 from fusevlm.types import Query, Samples
 
 if TYPE_CHECKING:
-    from fusevlm.backends.huggingface import HuggingFace
-    from fusevlm.semantics.nli import NliModel
+    from fusevlm.models.huggingface import HuggingFace
+    from fusevlm.semantics.inference import NliModel
     from fusevlm.semantics.rephrase import Rephraser
 
 KIND, GENERATOR = "fusevlm.semantics", "question_generator"
@@ -106,15 +106,15 @@ class Tools:
 
     @property
     def nli(self) -> tuple[NliModel, Any]:
-        from fusevlm.semantics.cache import PairCache
-        from fusevlm.semantics.nli import NliModel
+        from fusevlm.semantics.inference import NliModel
+        from fusevlm.store.cache import PairCache
 
         judge: NliModel = self._once("nli", lambda: NliModel.load(self.wanted.nli))
         return judge, self._once("cache", lambda: PairCache(self.cache))
 
     @property
     def encoder(self) -> Any:
-        from fusevlm.backends.embedders import SentenceEncoder
+        from fusevlm.models.towers import SentenceEncoder
 
         return self._once("encoder", lambda: SentenceEncoder.load(self.wanted.encoder))
 
@@ -151,7 +151,7 @@ def _similarities(tools: Tools, batch: Sequence[tuple[Query, Samples]]) -> Seque
 
         return sentence_similarity(tools.encoder, texts)
     if kind == "nli":
-        from fusevlm.semantics.nli import nli_similarity
+        from fusevlm.semantics.inference import nli_similarity
 
         judge, cache = tools.nli
         questions = [query.question for query, _ in batch]
@@ -170,7 +170,7 @@ def _clusters(
     if kind == "string":
         return [by_string(row) for row in texts]
     if kind == "nli":
-        from fusevlm.semantics.nli import cluster_queries
+        from fusevlm.semantics.inference import cluster_queries
 
         judge, cache = tools.nli
         questions = [query.question for query, _ in batch]
@@ -194,7 +194,7 @@ def _agreements(tools: Tools, batch: Sequence[tuple[Query, Samples]]) -> Sequenc
 def _p_trues(tools: Tools, batch: Sequence[tuple[Query, Samples]]) -> Sequence[Any]:
     if not tools.wanted.p_true:
         return [None] * len(batch)
-    from fusevlm.semantics.p_true import p_true
+    from fusevlm.semantics.selfcheck import p_true
 
     return [float(p) for p in p_true(tools.vlm, *_answered(batch)).yes]
 

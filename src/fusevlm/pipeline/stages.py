@@ -15,7 +15,7 @@ import numpy as np
 from fusevlm import checks
 from fusevlm.checks import FloatArray
 from fusevlm.errors import FuseError
-from fusevlm.responses import response_rows
+from fusevlm.fuse.evidence import response_rows
 from fusevlm.store.embeddings import KIND as EMBEDDINGS
 from fusevlm.store.generations import KIND as GENERATIONS
 from fusevlm.store.generations import Whiten, write_generations
@@ -23,9 +23,9 @@ from fusevlm.store.parts import PartStore
 from fusevlm.types import Query, Samples
 
 if TYPE_CHECKING:
-    from fusevlm.backends.embedders import Towers
-    from fusevlm.backends.protocol import Backend, Decoding
-    from fusevlm.fuse import Fuse
+    from fusevlm.fuse.estimator import Fuse
+    from fusevlm.models.protocol import Backend, Decoding
+    from fusevlm.models.towers import Towers
 
 Progress = Callable[[int, int], None]  # queries done, queries in all
 TINY = 1e-12  # norm of a query without an image
@@ -171,7 +171,7 @@ def _embedded(
 
 def _pictures(query: Query) -> tuple[list[Any], str | None]:
     """The query's images, or none of them and why."""
-    from fusevlm.backends.images import load_image
+    from fusevlm.data.images import load_image
 
     if not query.images:
         return [], "the query has no image."

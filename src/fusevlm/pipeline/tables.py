@@ -10,7 +10,7 @@ from typing import Any
 
 from fusevlm.checks import extra
 from fusevlm.errors import ArtefactError
-from fusevlm.pipeline.folders import save
+from fusevlm.store.runs import save
 
 
 def save_parquet(path: Path, columns: Mapping[str, Any]) -> None:

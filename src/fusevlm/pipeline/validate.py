@@ -12,9 +12,9 @@ from typing import Any
 
 from fusevlm import checks
 from fusevlm.config import EMBEDDED, TRAIN, Config
-from fusevlm.correctness import CRITERIA
+from fusevlm.data.correctness import CRITERIA
 from fusevlm.errors import FuseError, InputError
-from fusevlm.pipeline import folders
+from fusevlm.models.registry import model_folder
 from fusevlm.pipeline.adapter import PART as ADAPTER
 from fusevlm.pipeline.data import JUDGED, load_splits, metadata
 from fusevlm.pipeline.data import inputs as data_inputs
@@ -22,8 +22,8 @@ from fusevlm.pipeline.embed import PART as TOWERS
 from fusevlm.pipeline.methods import check_methods
 from fusevlm.pipeline.run import FRESH, STALE, states
 from fusevlm.pipeline.sample import PART as VLM
-from fusevlm.pipeline.sources import model_folder
 from fusevlm.scores import SCORES
+from fusevlm.store import runs as folders
 
 EXTRAS = {"torch": "torch", "transformers": "torch", "pyarrow": "frames", "matplotlib": "report"}
 STATISTICS = ("s", "s_image", "s_text", "reconstruction", "latent_distance", "disagreement")
@@ -90,7 +90,7 @@ def count_queries(config: Config) -> int:
     """Judged queries."""
     if config.data.source != EMBEDDED:
         return sum(len(load_splits(config.data)[split]) for split in JUDGED)
-    from fusevlm.embedded.questions import N_QUERIES
+    from fusevlm.data.questions import N_QUERIES
 
     limits = {"calibration": config.data.n_calibration, "test": config.data.n_test}
     return sum(min(N_QUERIES[s], limit or N_QUERIES[s]) for s, limit in limits.items())

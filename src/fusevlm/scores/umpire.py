@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from fusevlm.calibrate.weights import balance_by_median
 from fusevlm.checks import FloatArray
+from fusevlm.fuse.weights import balance_by_median
 from fusevlm.scores._sequences import Sequences, sequences
 from fusevlm.scores._stacks import by_size, gram, mean_log_eigenvalue
 from fusevlm.scores.interface import Inputs, given

@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from fusevlm import checks
-from fusevlm.backends.protocol import Backend, Decoding
 from fusevlm.checks import BoolArray
 from fusevlm.errors import InputError
-from fusevlm.semantics.clusters import normalise
+from fusevlm.models.protocol import Backend, Decoding
+from fusevlm.semantics.strings import normalise
 from fusevlm.types import Query
 
 if TYPE_CHECKING:
-    from fusevlm.backends.huggingface import HuggingFace
+    from fusevlm.models.huggingface import HuggingFace
 
 logger = logging.getLogger(__name__)
 
@@ -87,14 +87,14 @@ class ByModel:
 
 def by_generator(source: str, **options: Any) -> ByModel:
     """A question generator from a folder or hub name, such as the embedded one."""
-    from fusevlm.backends.huggingface import HuggingFace
+    from fusevlm.models.huggingface import HuggingFace
 
     return ByModel(HuggingFace.load(source, decoding=REPHRASING, **options), FROM_ANSWER)
 
 
 def by_prompt(vlm: HuggingFace) -> ByModel:
     """Any vision-language model, told in words what to write; its weights are shared."""
-    from fusevlm.backends.huggingface import HuggingFace
+    from fusevlm.models.huggingface import HuggingFace
 
     decoding = replace(REPHRASING, layers=vlm.decoding.layers, path=vlm.decoding.path)
     backend = HuggingFace(vlm.model, vlm.processor, decoding=decoding, name=vlm.name)

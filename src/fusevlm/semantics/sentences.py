@@ -10,7 +10,7 @@ import numpy as np
 from fusevlm.checks import FloatArray
 
 if TYPE_CHECKING:
-    from fusevlm.backends.embedders import SentenceEncoder
+    from fusevlm.models.towers import SentenceEncoder
 
 
 def sentence_vectors(

@@ -1,0 +1,1 @@
+"""Trains the embedded models; outside the wheel."""

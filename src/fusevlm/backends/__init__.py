@@ -1,1 +1,0 @@
-"""Models that answer queries, and the towers and encoders beside them (extra ``torch``)."""

@@ -1,1 +1,0 @@
-"""Calibration: what FUSE learns from a few hundred queries, with and without labels."""

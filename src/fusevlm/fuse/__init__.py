@@ -1,0 +1,1 @@
+"""The method: evidence, prior, likelihoods, probability, thresholds, and the estimator Fuse."""

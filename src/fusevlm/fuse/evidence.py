@@ -1,0 +1,206 @@
+"""From the sampled responses of a query to its evidence: normalise → centre → whiten → weigh."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from fusevlm import checks
+from fusevlm.checks import FloatArray
+from fusevlm.errors import InputError
+from fusevlm.fuse.presets import Options
+from fusevlm.fuse.weights import balance_by_median, balance_by_spread
+from fusevlm.maths import whitening
+from fusevlm.maths.covariance import CovarianceAccumulator
+from fusevlm.maths.evidence import (
+    Evidence,
+    gram_evidence,
+    intercept,
+    log_weights,
+    taylor_log_det,
+)
+from fusevlm.maths.noise import jackknife_tau2, split_half_tau2
+from fusevlm.maths.wishart import scatter_moments
+from fusevlm.types import Samples
+
+logger = logging.getLogger(__name__)
+
+WHITENERS: dict[str, Callable[..., whitening.Whitener]] = {
+    "exact": lambda shape, rank: whitening.exact_whitening(shape),
+    "low_rank": whitening.low_rank_whitening,
+    "pca": whitening.pca_whitening,
+}
+BALANCES: dict[str, Callable[[FloatArray, FloatArray], float]] = {
+    "median": balance_by_median,
+    "spread": balance_by_spread,
+}
+REPLICATE_NOISE: dict[str, Callable[..., float]] = {
+    "jackknife": jackknife_tau2,
+    "split_half": split_half_tau2,
+}
+
+
+@dataclass(frozen=True)
+class Responses:
+    """One query after whitening: all that evidence, weights and noise need."""
+
+    G: FloatArray  # [n, n] Gram of whitened responses
+    d: int
+    p: FloatArray  # [n] confidence in each response
+
+    def evidence(self, alpha: float, jitter: float) -> Evidence:
+        return gram_evidence(self.G, self.d, log_weights(self.p, alpha), jitter)
+
+
+def confidence(samples: Samples, kind: str) -> FloatArray:
+    """p_i of each response [n] (Def. 4.6).
+
+    ``token``     exp(mean token log-probability), in (0, 1]
+    ``sequence``  exp(sum), UMPIRE's
+    ``logprob``   the mean log-probability itself: the paper's words, but then 1 − p is unbounded
+    """
+    if samples.token_logprobs is None:
+        raise InputError(
+            "the weights need token_logprobs, and these samples have none. Pass them to Samples, "
+            "or set alpha=0 for unweighted evidence."
+        )
+    if kind == "sequence":
+        return np.array([np.exp(np.sum(row)) for row in samples.token_logprobs])
+    means = np.array([np.mean(row) for row in samples.token_logprobs])
+    return means if kind == "logprob" else np.exp(means)
+
+
+def surprisal(samples: Samples) -> float:
+    """√(2·Σ_t −log p(ŷ_t)) of the judged answer: its G-NLL on a scale closer to normal."""
+    return float(np.sqrt(2.0 * -np.sum(samples.answer_logprobs)))
+
+
+def response_rows(samples: Samples, options: Options) -> FloatArray:
+    """Rows [n, d] ready for centring: unit norm if wanted, minus the query's mean if wanted."""
+    rows: FloatArray = samples.embeddings
+    if options.normalize:
+        norms = np.linalg.norm(rows, axis=1, keepdims=True)
+        if float(norms.min()) == 0.0:
+            raise InputError(
+                f"embedding {int(norms.argmin())} of a query is all zeros and cannot be "
+                f"normalised. Repair the hidden states, or use normalize=False."
+            )
+        rows = rows / norms
+    return rows - rows.mean(axis=0) if options.center == "query" else rows
+
+
+def fit_whitener(samples: Sequence[Samples], options: Options) -> whitening.Whitener:
+    """Centre and shape of response space from calibration queries, in one pass over them."""
+    d = samples[0].embeddings.shape[1]
+    if options.whitening == "none" and options.center != "global":
+        return whitening.no_whitening(np.zeros(d))
+    accumulator = CovarianceAccumulator(d)
+    for query in samples:
+        accumulator.update(response_rows(query, options))
+    if options.whitening == "none":
+        return whitening.no_whitening(accumulator.mean)
+    shape = accumulator.estimate(options.shrinkage, options.counted_in)  # type: ignore[arg-type]
+    whitener = WHITENERS[options.whitening](shape, rank=options.rank)
+    return whitener if options.center == "global" else whitening.uncentred(whitener)
+
+
+def whiten(
+    samples: Sequence[Samples], whitener: whitening.Whitener, options: Options, *, weighted: bool
+) -> list[Responses]:
+    """Whitened Gram and confidences of each query; a stored Gram is taken as it is."""
+    found = []
+    for index, query in enumerate(samples):
+        p = confidence(query, options.confidence) if weighted else np.ones(len(query))
+        if query.embeddings is None and query.gram is not None:
+            found.append(Responses(query.gram, int(query.gram_dim or 0), p))
+            continue
+        rows = response_rows(query, options)
+        if rows.shape[1] != len(whitener.mean):
+            raise InputError(
+                f"query {index} has embeddings of {rows.shape[1]} features; the fit had "
+                f"{len(whitener.mean)}. Use the model and layer of the calibration run."
+            )
+        found.append(Responses(whitener.gram(rows), whitener.d, p))
+    return found
+
+
+def balanced_alpha(responses: Sequence[Responses], how: str, jitter: float) -> float:
+    """Label-free α on calibration queries, from ½·logdet/n and mean(1 − p)."""
+    unweighted = [r.evidence(0.0, jitter) for r in responses]
+    log_volume = np.array([0.5 * e.value / e.slope for e in unweighted])
+    incoherence = np.array([float(np.mean(1.0 - r.p)) for r in responses])
+    return BALANCES[how](log_volume, incoherence)
+
+
+def need_weights(options: Options) -> bool:
+    """Whether any weight can differ from 1 under these options."""
+    return isinstance(options.alpha, str) or checks.scalar(options.alpha, "alpha") != 0.0
+
+
+@dataclass(frozen=True)
+class EvidenceTable:
+    """Ṽ and the constants of its likelihood, one entry per query."""
+
+    V: FloatArray
+    intercept: FloatArray
+    slope: FloatArray
+    tau2: FloatArray
+    jitter: FloatArray
+
+    @property
+    def u_hat(self) -> FloatArray:
+        """(Ṽ − a)/slope: what the evidence alone says of u."""
+        return np.asarray((self.V - self.intercept) / self.slope)
+
+
+def evidence_table(
+    responses: Sequence[Responses], alpha: float, options: Options, *, warn: bool = True
+) -> EvidenceTable:
+    """Evidence, intercept and noise of each query under the options.
+
+    Noise kinds that need more than one query (``ols``, ``tempered``) start from the analytic one;
+    ``fitted`` starts from a0. :mod:`fusevlm.fuse.scalar` completes them.
+    """
+    kind = "a0" if options.intercept == "fitted" else options.intercept
+    rows = [_table_row(r, alpha, kind, options) for r in responses]
+    if warn and kind == "taylor":
+        _warn_of_remainder(responses, alpha)
+    return EvidenceTable(*np.array(rows).T)
+
+
+def _table_row(
+    r: Responses, alpha: float, kind: str, options: Options
+) -> tuple[float, float, float, float, float]:
+    n, log_w = len(r.G), log_weights(r.p, alpha)
+    if n > r.d and options.more_samples_than_features == "error":
+        raise InputError(
+            f"n={n} samples in d={r.d} dimensions: the paper's formulas need n ≤ d. Sample fewer "
+            f"answers, or use more_samples_than_features='d_scatter' with intercept='a0'."
+        )
+    found = gram_evidence(r.G, r.d, log_w, options.jitter)
+    estimator = REPLICATE_NOISE.get(options.noise)
+    tau2 = (
+        scatter_moments(n, r.d)[1]
+        if estimator is None
+        else estimator(r.G, r.d, log_w, intercept_kind=kind, jitter=options.jitter)
+    )
+    a = intercept(kind, n, r.d, log_w)
+    return found.value, a, float(found.slope), tau2, found.jitter
+
+
+def _warn_of_remainder(responses: Sequence[Responses], alpha: float) -> None:
+    remainders = np.array([taylor_log_det(log_weights(r.p, alpha))[1] for r in responses])
+    noise_sd = np.array([np.sqrt(scatter_moments(len(r.G), r.d)[1]) for r in responses])
+    large = np.abs(remainders) > noise_sd
+    if large.any():
+        logger.warning(
+            "the Taylor intercept's remainder |R_w| exceeds the noise of the evidence in %d of %d "
+            "queries (largest %.3g): the weights act only through this error. "
+            "Use intercept='a0' to let them act, or 'exact' to remove them.",
+            int(large.sum()),
+            len(large),
+            float(np.abs(remainders).max()),
+        )

@@ -1,0 +1,1 @@
+"""Where answers come from: the protocol, Hugging Face, towers, encoders (extra ``torch``)."""

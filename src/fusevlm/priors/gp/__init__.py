@@ -1,0 +1,1 @@
+"""The Gaussian-process adapter: paired embeddings to a distribution and statistics per query."""

@@ -1,0 +1,188 @@
+"""One self-contained HTML page: figures, plots and example queries. Everything is escaped."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import Any
+
+from fusevlm.render.plots import INK
+
+METRICS = {
+    "auroc": "AUROC",
+    "aurac": "AURAC",
+    "ece": "ECE",
+    "coverage_guaranteed": "coverage, guarantee",
+    "risk_guaranteed": "risk, guarantee",
+    "coverage_empirical": "coverage, empirical",
+    "risk_empirical": "risk, empirical",
+}
+PLOT_TITLES = {
+    "roc": "ROC",
+    "reliability": "Reliability",
+    "rejection-accuracy": "Rejection–accuracy",
+    "risk-coverage": "Risk–coverage",
+}
+STYLE = """
+:root{color-scheme:light dark;--ink:#1b1f24;--dim:#5b646e;--line:#d5dae0;--back:#fff;--card:#f6f8fa;
+--good:#1f7a4d;--bad:#b3362a}
+@media(prefers-color-scheme:dark){:root{--ink:#e6e9ec;--dim:#9aa4ae;--line:#3a424b;--back:#15181c;
+--card:#1d2227;--good:#57c08c;--bad:#f08a7d}}
+body{margin:0 auto;max-width:72rem;padding:1.5rem;background:var(--back);color:var(--ink);
+font:15px/1.5 system-ui,sans-serif}
+h1{font-size:1.5rem}h2{font-size:1.15rem;margin-top:2.2rem}p{max-width:46rem}
+.wide{overflow-x:auto}table{border-collapse:collapse;font-variant-numeric:tabular-nums}
+th,td{padding:.25rem .7rem;text-align:right;border-bottom:1px solid var(--line);white-space:nowrap}
+th{font-weight:600}th:first-child,td:first-child{text-align:left}small{color:var(--dim)}
+.plots,.examples{display:grid;gap:1rem;grid-template-columns:repeat(auto-fill,minmax(20rem,1fr))}
+.plots svg{width:100%;height:auto}.card{background:var(--card);padding:1rem;border-radius:.5rem}
+.card img{width:8rem;max-height:8rem;object-fit:contain;image-rendering:pixelated;float:right}
+.card h3{margin:0 0 .4rem;font-size:1rem;overflow-wrap:anywhere}.card ul{padding-left:1.1rem}
+.answer{color:var(--good)}.abstain{color:var(--bad)}
+"""
+
+
+@dataclass(frozen=True)
+class Example:
+    """A query as the page shows it."""
+
+    image: str  # data URI, or empty
+    question: str
+    references: Sequence[str]
+    answer: str
+    wrong: bool
+    samples: Sequence[tuple[str, int]]  # text and count, most frequent first
+    u: float
+    ntl: float | None
+    p_wrong: float
+    decision: str  # answer or abstain
+
+
+def render_page(
+    name: str,
+    results: Mapping[str, Any],
+    plots: Mapping[str, str],
+    examples: Sequence[Example],
+    method: str,
+) -> str:
+    """The page as text."""
+    whole = results["slices"][0]
+    settings = results["settings"]
+    parts = [
+        f"<h1>{escape(name)}</h1>",
+        f"<p>{whole['queries']} test queries, {whole['wrong']} answered wrongly; accuracy without "
+        f"abstaining {_figure(whole['base_accuracy'])}. Wanted risk {settings['risk']:g}; with the "
+        f"guarantee it holds with probability {1 - settings['delta']:g} over calibration sets. "
+        f"Intervals: {settings['level']:.0%} bootstrap, clustered by image.</p>",
+        "<h2>Methods</h2>",
+        _table(
+            ["method", *METRICS.values()],
+            [[m, *[_figure(t.get(k)) for k in METRICS]] for m, t in whole["methods"].items()],
+        ),
+        "<h2>Plots</h2>",
+        '<div class="plots">',
+        *[_plot(key, svg) for key, svg in plots.items()],
+        "</div>",
+        *_slices(results),
+        *_causes(results.get("causes", {})),
+        f"<h2>Examples</h2><p>Test queries from sure to unsure by {escape(method)}.</p>",
+        '<div class="examples">',
+        *[_card(example) for example in examples],
+        "</div>",
+    ]
+    body = "\n".join(parts)
+    return (
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width,initial-scale=1">\n'
+        f"<title>{escape(name)} – fusevlm</title>\n<style>{STYLE}</style>\n</head>\n"
+        f"<body>\n{body}\n</body>\n</html>\n"
+    )
+
+
+def _figure(row: Mapping[str, Any] | None) -> str:
+    """Estimate and interval as HTML."""
+    if row is None:
+        return "–"
+    if row["low"] is None:
+        return f"{row['estimate']:.3f}"
+    return f"{row['estimate']:.3f} <small>{row['low']:.3f}…{row['high']:.3f}</small>"
+
+
+def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """The first cell of a row is text and is escaped; the others are made here."""
+    head = "".join(f"<th>{escape(cell)}</th>" for cell in header)
+    body = "\n".join(
+        f"<tr><td>{escape(first)}</td>{''.join(f'<td>{cell}</td>' for cell in rest)}</tr>"
+        for first, *rest in rows
+    )
+    return f'<div class="wide"><table><tr>{head}</tr>\n{body}</table></div>'
+
+
+def _plot(key: str, svg: str) -> str:
+    """The SVG element alone, its ink following the page's colour."""
+    element = svg[svg.index("<svg") :].replace(INK, "currentColor")
+    # matplotlib's ids repeat from figure to figure
+    element = re.sub(r'( id="|href="#|url\(#)', rf"\g<1>{key}-", element)
+    return f'<figure class="card"><figcaption>{PLOT_TITLES[key]}</figcaption>{element}</figure>'
+
+
+def _slices(results: Mapping[str, Any]) -> list[str]:
+    cuts = results["slices"][1:]
+    if not cuts:
+        return []
+    methods = list(cuts[0]["methods"])
+    rows = [
+        [
+            cut["slice"],
+            str(cut["queries"]),
+            _figure(cut["base_accuracy"]),
+            *[_figure(cut["methods"][m]["auroc"]) for m in methods],
+        ]
+        for cut in cuts
+    ]
+    header = ["slice", "queries", "accuracy", *[f"AUROC, {m}" for m in methods]]
+    return ["<h2>Slices</h2>", _table(header, rows)]
+
+
+def _causes(causes: Mapping[str, Any]) -> list[str]:
+    parts = []
+    if "prior_by_severity" in causes:
+        table = causes["prior_by_severity"]
+        levels = sorted({level for row in table for level in row["levels"]})
+        rows = []
+        for row in table:
+            means = dict(zip(row["levels"], row["mean_s"], strict=True))
+            rank = "–" if row["spearman"] is None else f"{row['spearman']:.2f}"
+            rows.append([row["corruption"], rank, *[_figure(means.get(at)) for at in levels]])
+        header = ["corruption", "Spearman", *[f"severity {at:g}" for at in levels]]
+        parts += ["<h2>Mean prior statistic s by severity</h2>", _table(header, rows)]
+    if "against_in_distribution" in causes:
+        rows = [
+            [
+                f"{row['group']}: {row['queries']}",
+                f"{row['n']} / {row['n_reference']}",
+                _figure(row["evidence"]),
+                _figure(row["p_wrong"]),
+            ]
+            for row in causes["against_in_distribution"]
+        ]
+        header = ["group", "queries", "evidence", "P(wrong)"]
+        title = f"Difference to queries in distribution, {escape(causes['method'])}"
+        parts += [f"<h2>{title}</h2>", _table(header, rows)]
+    return parts
+
+
+def _card(example: Example) -> str:
+    image = f'<img alt="" src="{escape(example.image)}">' if example.image else ""
+    said = "".join(f"<li>{count} × {escape(text)}</li>" for text, count in example.samples)
+    verdict = "wrong" if example.wrong else "right"
+    ntl = "–" if example.ntl is None else f"{example.ntl:.3f}"
+    truth = " / ".join(example.references)
+    return (
+        f'<div class="card">{image}<h3>{escape(example.question)}</h3>'
+        f"<div>{escape(example.answer)} <small>{verdict}; reference {escape(truth)}</small></div>"
+        f"<ul>{said}</ul><div>u* {example.u:.3f} · NTL {ntl} · P(wrong) {example.p_wrong:.3f} · "
+        f'<b class="{escape(example.decision)}">{escape(example.decision)}</b></div></div>'
+    )

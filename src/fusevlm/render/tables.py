@@ -1,0 +1,222 @@
+"""Results as text: terminal, Markdown, CSV and LaTeX, in the shape of the paper's two tables."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterator, Sequence
+
+from fusevlm.metrics import Interval
+from fusevlm.pipeline.bench_results import GROUPS, METRICS, SOURCES, Cell, Results, Row
+
+MANY = (
+    "Each interval stands alone. Differences are against the baseline with the largest AUROC on "
+    "the same test queries, by paired bootstrap over whole images; with so many rows some "
+    "intervals exclude zero by chance, so p is Holm's, for all rows of a table together."
+)
+
+
+def terminal(results: Results) -> str:
+    """One block per dataset and model: estimates, AUROC with its interval and its difference."""
+    blocks = []
+    for place in results.places:
+        base = place.base_accuracy
+        head = (
+            f"{place.name}: {place.n_calibration} calibration, {place.n_test} test queries, "
+            f"{place.n_failed} failed; base accuracy {_interval(base)}; clusters: {place.clusters}"
+        )
+        header = ["method", "AUROC [interval]", *(METRICS[m][0] for m in _rest()), "Δ AUROC", "ms"]
+        rows = [header]
+        for row in _ordered(results.rows):
+            rows.append([row.title, *_terminal_cells(row.cells[place.name])])
+        blocks.append(head + "\n" + _aligned(rows))
+    return "\n\n".join(blocks)
+
+
+def _rest() -> list[str]:
+    return [m for m in METRICS if m != "auroc"]
+
+
+def _terminal_cells(cell: Cell) -> list[str]:
+    if cell.missing:
+        return [f"– ({cell.missing})"]
+    against = "" if cell.against is None else _signed(cell)
+    return [
+        _interval(cell.metrics.get("auroc")),
+        *(_number(cell.metrics.get(m)) for m in _rest()),
+        against,
+        "" if cell.seconds is None else f"{1000 * cell.seconds:.0f}",
+    ]
+
+
+def markdown(results: Results) -> str:
+    """A table per dataset and model with all intervals, and the notes that explain rows."""
+    parts = [f"# {results.name}\n", MANY + "\n"]
+    for place in results.places:
+        parts.append(f"## {place.name}\n")
+        parts.append(
+            f"{place.n_calibration} calibration and {place.n_test} test queries "
+            f"({place.n_failed} failed). Base accuracy {_interval(place.base_accuracy)}. Semantic "
+            f"clusters: {place.clusters}. Best baseline by AUROC: {place.best_baseline}.\n"
+        )
+        heads = [METRICS[m][0] for m in METRICS]
+        header = ["", *heads, "Δ AUROC to best baseline", "coverage", "risk", "s"]
+        parts.append(_pipe(header))
+        parts.append("|---" * len(header) + "|")
+        for group in GROUPS:
+            rows = [row for row in results.rows if row.group == group]
+            if rows:
+                parts.append(_pipe([f"**{group}**", *[""] * (len(header) - 1)]))
+            for row in rows:
+                parts.append(_pipe([row.title, *_markdown_cells(row.cells[place.name])]))
+        parts.append("")
+    notes = [f"- **{row.title}** ({row.group}): {row.note}" for row in results.rows if row.note]
+    if notes:
+        parts += ["## Notes\n", *notes, ""]
+    for curve in results.curves:
+        parts.append(f"## {curve.place}: AUROC over {curve.over}\n")
+        parts.append(_pipe(["", *curve.points]))
+        parts.append("|---" * (len(curve.points) + 1) + "|")
+        for name, values in curve.values.items():
+            parts.append(_pipe([name, *("–" if v is None else f"{v:.3f}" for v in values)]))
+        if curve.base_accuracy:
+            parts.append(_pipe(["base accuracy", *(f"{v:.3f}" for v in curve.base_accuracy)]))
+        parts += [f"\nLeft out: {what} ({why})" for what, why in curve.left_out.items()]
+        parts.append("")
+    return "\n".join(parts)
+
+
+def _markdown_cells(cell: Cell) -> list[str]:
+    if cell.missing:
+        return [f"– {cell.missing}", *[""] * (len(METRICS) + 3)]
+    return [
+        *(_interval(cell.metrics.get(m)) for m in METRICS),
+        "" if cell.against is None else _signed(cell),
+        "" if cell.coverage is None else f"{cell.coverage:.3f}",
+        "" if cell.risk is None else f"{cell.risk:.3f}",
+        "" if cell.seconds is None else f"{cell.seconds:.2f}",
+    ]
+
+
+def comma_separated(results: Results) -> str:
+    """One line per dataset and model, method and metric."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(
+        ["place", "group", "method", "title", "metric", "estimate", "low", "high", "missing"]
+    )
+    for place, row, cell in _cells(results):
+        first = [place, row.group, row.name, row.title]
+        if cell.missing:
+            writer.writerow([*first, "", "", "", "", cell.missing])
+        for metric, value in cell.metrics.items():
+            writer.writerow(
+                [*first, metric, repr(value.estimate), repr(value.low), repr(value.high), ""]
+            )
+        if cell.against is not None:
+            d = cell.against
+            writer.writerow(
+                [*first, "auroc_difference", repr(d.difference), repr(d.low), repr(d.high), ""]
+            )
+    return out.getvalue()
+
+
+def latex(results: Results) -> str:
+    """Table 1 (all methods, all metrics) and Table 2 (sources), columns as the paper has them."""
+    one = [r for r in results.rows if r.group in ("Baselines", "FUSE", "Ablations")]
+    two = [r for r in results.rows if r.group == "Sources"]
+    parts = [_latex_table(results, one, list(METRICS), "All methods.")]
+    if two:
+        parts.append(_latex_table(results, two, list(SOURCES), "Uncertainty sources."))
+    return "\n".join(parts)
+
+
+def _latex_table(
+    results: Results, rows: Sequence[Row], metrics: Sequence[str], caption: str
+) -> str:
+    places = [place.name for place in results.places]
+    arrows = {m: "$\\uparrow$" if METRICS[m][1] else "$\\downarrow$" for m in metrics}
+    heads = [
+        f"\\multicolumn{{{len(places)}}}{{c}}{{{METRICS[m][0]} ({arrows[m]})}}" for m in metrics
+    ]
+    lines = [
+        "\\begin{table*}[t]",
+        "\\centering\\resizebox{\\linewidth}{!}{",
+        f"\\begin{{tabular}}{{l{'c' * (len(metrics) * len(places))}}}",
+        "\\toprule",
+        " & ".join(["", *heads]) + " \\\\",
+        " & ".join(["Method", *(_tex(p) for _ in metrics for p in places)]) + " \\\\",
+        "\\midrule",
+    ]
+    group = ""
+    for row in rows:
+        if group and row.group != group:
+            lines.append("\\midrule")
+        group = row.group
+        cells = []
+        for m in metrics:
+            for place in places:
+                cell = row.cells[place]
+                text = "--" if m not in cell.metrics else f"{cell.metrics[m].estimate:.3f}"
+                best = results.best(m, place) == row.name
+                cells.append(f"\\textbf{{{text}}}" if best else text)
+        lines.append(" & ".join([_tex(row.title), *cells]) + " \\\\")
+    base = ", ".join(f"{_tex(p.name)} {p.base_accuracy.estimate:.3f}" for p in results.places)
+    lines += [
+        "\\bottomrule",
+        "\\end{tabular}}",
+        f"\\caption{{{caption} Base accuracy: {base}.}}",
+        "\\end{table*}",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _cells(results: Results) -> Iterator[tuple[str, Row, Cell]]:
+    for place in results.places:
+        for row in _ordered(results.rows):
+            yield place.name, row, row.cells[place.name]
+
+
+def _ordered(rows: Sequence[Row]) -> list[Row]:
+    return sorted(rows, key=lambda row: GROUPS.index(row.group))
+
+
+def _interval(value: Interval | None) -> str:
+    return "–" if value is None else f"{value.estimate:.3f} [{value.low:.3f}, {value.high:.3f}]"
+
+
+def _number(value: Interval | None) -> str:
+    return "–" if value is None else f"{value.estimate:.3f}"
+
+
+def _signed(cell: Cell) -> str:
+    d = cell.against
+    assert d is not None
+    p = "" if cell.p_holm is None else f", p {cell.p_holm:.3f}"
+    return f"{d.difference:+.3f} [{d.low:+.3f}, {d.high:+.3f}]{p}"
+
+
+def _pipe(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+def _tex(text: str) -> str:
+    """Text that LaTeX takes literally."""
+    special = {c: f"\\{c}" for c in "&%$#_{}"} | {"~": "\\textasciitilde{}", "^": "\\^{}"}
+    greek = {"τ": "$\\tau$", "θ": "$\\theta$", "²": "$^2$", "Ṽ": "$\\tilde V$", "*": "$^\\star$"}
+    special["\\"] = "\\textbackslash{}"
+    return "".join({**special, **greek}.get(c, c) for c in text)
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> str:
+    """Columns of equal width; a short row (a reason) runs on."""
+    whole = [row for row in rows if len(row) == len(rows[0])]
+    widths = [max(len(row[i]) for row in whole) for i in range(len(rows[0]))]
+    lines = []
+    for row in rows:
+        cells = [
+            text.ljust(width) if i == 0 else text.rjust(width)
+            for i, (text, width) in enumerate(zip(row, widths, strict=False))
+        ]
+        lines.append("  ".join(cells).rstrip())
+    return "\n".join(lines)

@@ -1,0 +1,178 @@
+"""The verbs that work on run folders: run, score … report, ls, validate, demo."""
+
+import json
+import shutil
+
+import pytest
+from tests.pipeline.conftest import TREE, make_run
+
+from fusevlm.cli import main
+from fusevlm.config import as_tree, demo_config
+from fusevlm.pipeline.run import STAGES, run_stages
+from fusevlm.store import runs as folders
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    root = tmp_path_factory.mktemp("cli") / "runs" / "simulated"
+    tree = {**TREE, "calibrate": {"methods": ["practical", "g_nll"]}}
+    config, _ = make_run(root, {**tree, "evaluate": {**TREE["evaluate"], "bootstrap": 20}})
+    run_stages(root, config)
+    return root
+
+
+@pytest.fixture
+def run(made, tmp_path):
+    shutil.copytree(made, tmp_path / "runs" / "simulated")
+    return tmp_path / "runs" / "simulated"
+
+
+def test_a_fresh_stage_is_said_and_skipped(run, capsys):
+    for verb in ("score", "calibrate", "evaluate", "report"):
+        assert main([verb, str(run)]) == 0
+        assert f"{verb}: done before" in capsys.readouterr().err
+    assert main(["score", str(run), "--quiet"]) == 0
+    assert capsys.readouterr().err == ""
+
+
+def test_a_changed_setting_is_refused_then_redone(run, capsys):
+    words = ["evaluate", str(run), "--set", "evaluate.risk=0.4"]
+    assert main(words) == 1
+    err = capsys.readouterr().err
+    assert "evaluate is stale: evaluate.risk was 0.2 and is now 0.4" in err
+    assert f"Run: fusevlm evaluate {run} --set evaluate.risk=0.4 --redo\n" in err
+    assert main([*words, "--redo"]) == 0
+    assert "answering at risk 0.4" in capsys.readouterr().out
+    assert folders.read_run(run).evaluate.risk == 0.4
+    assert not (run / "report").exists()
+    assert main(["report", str(run)]) == 0
+    assert str(run / "report" / "index.html") in capsys.readouterr().out
+
+
+def test_a_stale_stage_before_points_to_run(run, capsys):
+    assert main(["report", str(run), "--set", "sample.n=3"]) == 1
+    err = capsys.readouterr().err
+    assert "sample is stale: sample.n was 20 and is now 3" in err
+    assert f"fusevlm run CONFIG --run {run} --redo sample" in err
+
+
+def test_run_accepts_only_and_redo(run, tmp_path, capsys):
+    tree = as_tree(folders.read_run(run))
+    lines = [f"name = {json.dumps(tree.pop('name'))}"]
+    for section, keys in tree.items():
+        lines += [f"[{section}]", *[f"{k} = {json.dumps(v)}" for k, v in keys.items()]]
+    path = tmp_path / "config.toml"
+    path.write_text("\n".join(lines))
+    words = ["run", str(path), "--run", str(run)]
+    assert main([*words, "--only", "report", "--redo", "report"]) == 0
+    captured = capsys.readouterr()
+    assert captured.err.startswith("report: begins")
+    assert captured.out == ""
+    assert main(words) == 0
+    captured = capsys.readouterr()
+    assert captured.err.count("done before") == len(STAGES)
+    assert "150 test queries; base accuracy" in captured.out
+    assert main([*words, "--set", "calibrate.seed=1"]) == 1
+    err = capsys.readouterr().err
+    assert "calibrate is stale" in err
+    assert f"--run {run} --set calibrate.seed=1 --redo calibrate" in err
+    assert main([*words, "--only", "nothing"]) == 1
+    assert "no stage is called 'nothing'" in capsys.readouterr().err
+
+
+def test_ls_says_where_runs_stand(run, capsys):
+    shutil.copytree(run, run.parent / "other")
+    folders.remove_stage(run.parent / "other", "report")
+    changed = json.loads((run.parent / "other" / "run.json").read_text())
+    changed["config"]["calibrate"]["seed"] = 5
+    folders.save_json(run.parent / "other" / "run.json", changed)
+    shutil.copytree(run, run.parent / "spoilt")
+    (run.parent / "spoilt" / "run.json").write_text("{")
+    (run.parent / "not-a-run").mkdir()
+    assert main(["ls", str(run.parent)]) == 0
+    header, other, whole, spoilt = capsys.readouterr().out.splitlines()
+    assert header.split() == ["run", "config", "queries", "stages", "size"]
+    assert "done to evaluate, calibrate stale" in other
+    assert "all done" in whole
+    assert "damaged" in spoilt
+    assert main(["ls", str(run)]) == 0
+    assert "all done" in capsys.readouterr().out
+    assert main(["ls", str(run.parent / "not-a-run")]) == 0
+    assert "no runs in" in capsys.readouterr().out
+    assert main(["ls", str(run.parent / "nowhere")]) == 1
+    assert "is no folder" in capsys.readouterr().err
+
+
+def test_validate_lists_every_problem(tmp_path, capsys):
+    path = tmp_path / "bad.toml"
+    path.write_text(
+        "[data]\nsource = 'files'\ncalibration = 'none.csv'\ntest = 'none.csv'\n"
+        "[sample]\nmodel = 'some/model'\n[embed]\ntowers = 'some/towers'\n"
+        "[adapter]\nsource = 'an/adapter'\nstatistic = 't'\n"
+        "[score]\ncriterion = 'taste'\n[calibrate]\nmethods = ['umpyre']\n"
+    )
+    assert main(["validate", str(path), "--run", str(tmp_path / "run")]) == 1
+    out = capsys.readouterr().out
+    for part in (
+        "none.csv, which is no file",
+        "score.criterion is 'taste'",
+        "Did you mean 'umpire'",
+        "adapter.statistic is 't'",
+        "all stages would run",
+    ):
+        assert part in out, part
+    assert not (tmp_path / "run").exists()
+
+
+def test_validate_says_what_would_run(run, tmp_path, capsys, monkeypatch):
+    for name in ("vlm", "dual_encoder", "adapter"):
+        (tmp_path / "models" / name).mkdir(parents=True)
+    facts = {"text_config": {"hidden_size": 100}}
+    (tmp_path / "models" / "vlm" / "config.json").write_text(json.dumps(facts))
+    monkeypatch.setenv("FUSEVLM_EMBEDDED", str(tmp_path / "models"))
+    path = tmp_path / "small.toml"
+    path.write_text("[data]\nn_calibration = 100\nn_test = 100\n[sample]\nn = 9\n")
+    assert main(["validate", str(path), "--run", str(tmp_path / "new")]) == 0
+    out = capsys.readouterr().out
+    # 200 queries × (9 + 1) answers × 2 layers × 100 floats, and 8 kB a query: 1.6 + 1.6 MB
+    assert "200 queries × 9 samples, about 3 MB" in out
+    assert out.endswith("ready\n")
+    assert main(["validate", str(path), "--run", str(run), "--quiet"]) == 0
+    monkeypatch.setattr("shutil.disk_usage", lambda path: shutil._ntuple_diskusage(9, 9, 9))
+    assert main(["validate", str(path), "--run", str(tmp_path / "new")]) == 1
+    assert "0 MB are free" in capsys.readouterr().out
+
+
+def test_the_demo_refuses_too_few_queries(capsys):
+    assert main(["demo", "--limit", "10"]) == 1
+    assert "limit is 10; expected a whole number of at least 40" in capsys.readouterr().err
+
+
+def test_the_demo_needs_its_extras(monkeypatch, capsys):
+    import sys
+
+    monkeypatch.setitem(sys.modules, "easy_vqa", None)
+    assert main(["demo"]) == 1
+    assert "pip install 'fusevlm[embedded]'" in capsys.readouterr().err
+
+
+def test_the_demo_is_the_run_of_its_config(tmp_path, capsys, monkeypatch):
+    """``fusevlm demo`` prints the results of a run of demo_config in the folder it names."""
+    found = {}
+
+    def pretend(run, config, **options):
+        found.update(run=run, config=config)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("fusevlm.pipeline.run.run_stages", pretend)
+    monkeypatch.chdir(tmp_path)
+    assert main(["demo", "--limit", "80", "--seed", "3"]) == 130
+    assert found["config"] == demo_config(80, 3)
+    assert str(found["run"]) == "runs/demo-80-seed3"
+    err = capsys.readouterr().err
+    assert "Go on with: fusevlm demo --limit 80 --seed 3 --out runs/demo-80-seed3" in err
+
+
+def test_a_question_may_be_a_verb(capsys, tmp_path):
+    assert main(["ask", str(tmp_path / "none.png"), "demo"]) == 1
+    assert "none.png does not exist" in capsys.readouterr().err

@@ -1,0 +1,280 @@
+"""Tiny random models of each VLM family, built offline from a config, with their real processors.
+
+Nothing is learnt and nothing is downloaded: weights are random, the tokenizer knows a few words.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import (
+    AutoModelForImageTextToText,
+    CLIPVisionConfig,
+    GemmaConfig,
+    Idefics3Config,
+    Idefics3Processor,
+    InternVLConfig,
+    InternVLProcessor,
+    LlamaConfig,
+    LlavaConfig,
+    LlavaNextConfig,
+    LlavaNextProcessor,
+    LlavaProcessor,
+    PaliGemmaConfig,
+    PaliGemmaProcessor,
+    PreTrainedTokenizerFast,
+    Qwen2_5_VLConfig,
+    Qwen2_5_VLProcessor,
+    Qwen2Config,
+    Qwen2VLConfig,
+    Qwen2VLProcessor,
+    SmolVLMConfig,
+    SmolVLMProcessor,
+)
+from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
+from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
+from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
+from transformers.models.llava_next.image_processing_pil_llava_next import (
+    LlavaNextImageProcessorPil,
+)
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil
+from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImageProcessorPil
+
+from fusevlm.models.processors import without_video
+
+WORDS = [
+    "what", "colour", "is", "the", "shape", "in", "this", "image", "a", "red", "blue", "green",
+    "circle", "square", "yes", "no", "how", "many", "user:", "assistant:", "1", "2", "3",
+]  # fmt: skip
+SPECIAL = [
+    "<pad>", "<s>", "</s>", "<unk>", "<image>", "<video>", "<fake_token_around_image>",
+    "<global-img>", "<end_of_utterance>", "<|image_pad|>", "<|video_pad|>", "<|vision_start|>",
+    "<|vision_end|>", "<img>", "</img>", "<IMG_CONTEXT>",
+]  # fmt: skip
+CHAT = (
+    "{% for m in messages %}{{ m['role'] }}: {% for c in m['content'] %}"
+    "{% if c['type'] == 'image' %}IMAGE {% else %}{{ c['text'] }} {% endif %}{% endfor %}"
+    "{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}"
+)
+VOCABULARY = {word: i for i, word in enumerate([*SPECIAL, "\n", *WORDS])}
+
+
+def tokenizer(**special: str) -> PreTrainedTokenizerFast:
+    inner = Tokenizer(models.WordLevel(VOCABULARY, unk_token="<unk>"))
+    inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    inner.add_special_tokens(SPECIAL)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=inner, pad_token="<pad>", bos_token="<s>", eos_token="</s>",
+        unk_token="<unk>", extra_special_tokens=special,
+    )  # fmt: skip
+
+
+def text_sizes(**changes: Any) -> dict[str, Any]:
+    return {
+        "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 3,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": len(VOCABULARY),
+        "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "max_position_embeddings": 16384,
+        **changes,
+    }  # fmt: skip
+
+
+VISION = {
+    "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2,
+    "image_size": 32, "patch_size": 8,
+}  # fmt: skip
+SQUARE = {"size": {"shortest_edge": 32}, "crop_size": {"height": 32, "width": 32}}
+PINPOINTS = [[32, 64], [64, 32]]
+
+
+def llava(**text: Any) -> tuple[Any, Any]:
+    config = LlavaConfig(
+        vision_config=CLIPVisionConfig(**VISION, projection_dim=32),
+        text_config=LlamaConfig(**text_sizes(**text)),
+        image_token_index=VOCABULARY["<image>"], vision_feature_layer=-1,
+    )  # fmt: skip
+    processor = LlavaProcessor(
+        CLIPImageProcessorPil(**SQUARE), tokenizer(), patch_size=8,
+        vision_feature_select_strategy="default", num_additional_image_tokens=1,
+    )  # fmt: skip
+    return config, (processor, "<image>")
+
+
+def llava_next(**text: Any) -> tuple[Any, Any]:
+    config = LlavaNextConfig(
+        vision_config=CLIPVisionConfig(**VISION, projection_dim=32),
+        text_config=LlamaConfig(**text_sizes(**text)), image_grid_pinpoints=PINPOINTS,
+        image_token_index=VOCABULARY["<image>"], vision_feature_layer=-1,
+    )  # fmt: skip
+    processor = LlavaNextProcessor(
+        LlavaNextImageProcessorPil(**SQUARE, image_grid_pinpoints=PINPOINTS), tokenizer(),
+        patch_size=8, vision_feature_select_strategy="default", num_additional_image_tokens=1,
+    )  # fmt: skip
+    return config, (processor, "<image>")
+
+
+def _mrope(text: Any) -> dict[str, Any]:
+    """Rotary sections for time, height and width that fill half a head."""
+    sizes = text_sizes(**text)
+    half = sizes["hidden_size"] // sizes["num_attention_heads"] // 2
+    section = [half // 4, half * 3 // 8, half - half // 4 - half * 3 // 8]
+    return {"rope_type": "default", "mrope_section": section, "rope_theta": 10000.0}
+
+
+def _qwen(config_class: Any, processor_class: Any, vision: Any, text: Any) -> tuple[Any, Any]:
+    config = config_class(
+        text_config=text_sizes(rope_parameters=_mrope(text), **text),
+        vision_config={
+            "depth": 2, "num_heads": 2, "patch_size": 8, "spatial_merge_size": 2,
+            "temporal_patch_size": 2, **vision,
+        },
+        image_token_id=VOCABULARY["<|image_pad|>"], video_token_id=VOCABULARY["<|video_pad|>"],
+        vision_start_token_id=VOCABULARY["<|vision_start|>"],
+        vision_end_token_id=VOCABULARY["<|vision_end|>"],
+    )  # fmt: skip
+    images = Qwen2VLImageProcessorPil(
+        patch_size=8, merge_size=2, temporal_patch_size=2, min_pixels=32 * 32, max_pixels=64 * 64
+    )
+    processor = without_video(processor_class)(images, tokenizer(), None)
+    return config, (processor, "<|vision_start|><|image_pad|><|vision_end|>")
+
+
+def qwen2_vl(**text: Any) -> tuple[Any, Any]:
+    vision = {"embed_dim": 32, "hidden_size": text.get("hidden_size", 64), "mlp_ratio": 2}
+    return _qwen(Qwen2VLConfig, Qwen2VLProcessor, vision, text)
+
+
+def qwen2_5_vl(**text: Any) -> tuple[Any, Any]:
+    vision = {
+        "hidden_size": 32, "intermediate_size": 64, "out_hidden_size": text.get("hidden_size", 64),
+        "window_size": 32, "fullatt_block_indexes": [1],
+    }  # fmt: skip
+    return _qwen(Qwen2_5_VLConfig, Qwen2_5_VLProcessor, vision, text)
+
+
+def idefics3(**text: Any) -> tuple[Any, Any]:
+    config = Idefics3Config(
+        vision_config=VISION, text_config=LlamaConfig(**text_sizes(**text)),
+        image_token_id=VOCABULARY["<image>"], scale_factor=2,
+    )  # fmt: skip
+    images = Idefics3ImageProcessorPil(
+        size={"longest_edge": 64}, max_image_size={"longest_edge": 32}
+    )
+    return config, (Idefics3Processor(images, tokenizer(), image_seq_len=4), "<image>")
+
+
+def smolvlm(**text: Any) -> tuple[Any, Any]:
+    config = SmolVLMConfig(
+        vision_config=VISION, text_config=LlamaConfig(**text_sizes(**text)),
+        image_token_id=VOCABULARY["<image>"], scale_factor=2,
+    )  # fmt: skip
+    images = SmolVLMImageProcessorPil(
+        size={"longest_edge": 64}, max_image_size={"longest_edge": 32}
+    )
+    processor = without_video(SmolVLMProcessor)(images, tokenizer(), None, image_seq_len=4)
+    return config, (processor, "<image>")
+
+
+def paligemma(**text: Any) -> tuple[Any, Any]:
+    width = text.get("hidden_size", 64)
+    config = PaliGemmaConfig(
+        vision_config={**VISION, "model_type": "siglip_vision_model", "projection_dim": width},
+        text_config=GemmaConfig(**text_sizes(**{"head_dim": 16, **text})),
+        image_token_index=VOCABULARY["<image>"], projection_dim=width,
+    )  # fmt: skip
+    images = SiglipImageProcessorPil(size={"height": 32, "width": 32})
+    images.image_seq_length = 16
+    return config, (PaliGemmaProcessor(images, tokenizer()), "<image>")
+
+
+def internvl(**text: Any) -> tuple[Any, Any]:
+    config = InternVLConfig(
+        vision_config={**VISION, "image_size": [32, 32], "patch_size": [8, 8]},
+        text_config=Qwen2Config(**text_sizes(**text)),
+        image_token_id=VOCABULARY["<IMG_CONTEXT>"], downsample_ratio=0.5,
+    )  # fmt: skip
+    words = tokenizer(
+        start_image_token="<img>", end_image_token="</img>", context_image_token="<IMG_CONTEXT>",
+        video_token="<video>",
+    )  # fmt: skip
+    images = GotOcr2ImageProcessorPil(
+        size={"height": 32, "width": 32}, crop_to_patches=True, max_patches=2
+    )
+    processor = without_video(InternVLProcessor)(images, words, None, image_seq_length=4)
+    return config, (processor, "<IMG_CONTEXT>")
+
+
+FAMILIES: dict[str, Callable[..., tuple[Any, Any]]] = {
+    "llava": llava,
+    "llava_next": llava_next,
+    "qwen2_vl": qwen2_vl,
+    "qwen2_5_vl": qwen2_5_vl,
+    "idefics3": idefics3,
+    "smolvlm": smolvlm,
+    "paligemma": paligemma,
+    "internvl": internvl,
+}
+
+
+def build(family: str, *, seed: int = 0, **text: Any) -> tuple[Any, Any]:
+    """A random model of the family in evaluation mode, and its processor with a chat template."""
+    config, (processor, image) = FAMILIES[family](**text)
+    processor.chat_template = CHAT.replace("IMAGE", image)
+    torch.manual_seed(seed)
+    model = AutoModelForImageTextToText.from_config(config).eval()
+    tied = model.lm_head.weight is model.get_input_embeddings().weight
+    with torch.no_grad():
+        # random heads are almost uniform; sharper ones give answers that end and repeat
+        model.lm_head.weight.mul_(1.0 if tied else 8.0)
+        # an image placeholder in an answer would be taken for an image when it is fed back
+        bias = torch.zeros(len(model.lm_head.weight))
+        bias[[VOCABULARY[word] for word in SPECIAL if word != "</s>"]] = -1e4
+        model.lm_head.bias = torch.nn.Parameter(bias)
+    return model, processor
+
+
+def save(family: str, folder: Any) -> str:
+    """A model folder as a hub snapshot has it: weights, tokenizer, image and video processor."""
+    model, processor = build(family)
+    model.lm_head.bias = None  # not part of the architecture's files
+    model.save_pretrained(folder)
+    if getattr(processor, "video_processor", 0) is not None:
+        processor.save_pretrained(folder)
+        return str(folder)
+    processor.tokenizer.save_pretrained(folder)
+    processor.image_processor.save_pretrained(folder)
+    name = type(processor).__name__
+    facts = {"processor_class": name} | {
+        key: getattr(processor, key)
+        for key in ("image_seq_len", "image_seq_length")
+        if hasattr(processor, key)
+    }
+    video = {"video_processor_type": name.replace("Processor", "VideoProcessor")}
+    for file, content in (
+        ("processor_config.json", facts),
+        ("video_preprocessor_config.json", video),
+    ):
+        (folder / file).write_text(json.dumps(content))
+    (folder / "chat_template.jinja").write_text(processor.chat_template)
+    return str(folder)
+
+
+def save_towers(folder: Any) -> str:
+    """A tiny random CLIP with its processor; texts beyond 8 tokens are cut."""
+    from transformers import CLIPConfig, CLIPModel, CLIPProcessor
+    from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
+
+    torch.manual_seed(0)
+    text = {
+        "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2,
+        "num_attention_heads": 2, "vocab_size": len(VOCABULARY), "max_position_embeddings": 8,
+        "eos_token_id": 2,
+    }  # fmt: skip
+    config = CLIPConfig(text_config=text, vision_config=VISION, projection_dim=16)
+    CLIPModel(config).save_pretrained(folder)
+    CLIPProcessor(CLIPImageProcessorPil(**SQUARE), tokenizer()).save_pretrained(folder)
+    return str(folder)

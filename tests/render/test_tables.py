@@ -1,0 +1,97 @@
+import csv
+import io
+import json
+
+import pytest
+
+from fusevlm.metrics import Difference, Interval
+from fusevlm.pipeline.bench_compare import holm
+from fusevlm.pipeline.bench_results import METRICS, Cell, Curve, Place, Results, Row, as_tree
+from fusevlm.render import tables
+
+
+def interval(value):
+    return Interval(value, value - 0.02, value + 0.02, 0.95, 100, 0)
+
+
+def cell(value, *, against=None):
+    found = {name: interval(value) for name in METRICS}
+    difference = None
+    if against is not None:
+        difference = Difference(value, value - against, against, against - 0.01, against + 0.01,
+                                0.04, 0.95, 100, 0)  # fmt: skip
+    return Cell(found, coverage=0.5, risk=0.1, against=difference, seconds=0.012)
+
+
+@pytest.fixture
+def results():
+    places = [
+        Place(name, 500, 1500, 3, interval(0.7), "g_nll", "normalised strings")
+        for name in ("VQA_v2", "OK")
+    ]
+    rows = [
+        Row("g_nll", "G-NLL", "Baselines", {"VQA_v2": cell(0.7), "OK": cell(0.71)}),
+        Row("kle", "KLE", "Baselines", {p: Cell(missing="the run has no similarity") for p in
+                                        ("VQA_v2", "OK")}),
+        Row("practical", "FUSE (practical)", "FUSE",
+            {"VQA_v2": cell(0.8, against=0.1), "OK": cell(0.6, against=-0.11)}),
+        Row("paper_mean", "Mean-only u*", "Ablations", {p: cell(0.8) for p in ("VQA_v2", "OK")},
+            note="equal to paper"),
+    ]  # fmt: skip
+    curve = Curve("OK", "generations", ["2", "5"], {"practical": [0.6, None]}, [0.7, 0.7])
+    return Results("trial", places, rows, [curve])
+
+
+def test_terminal_shows_every_row_and_explains_the_missing_one(results):
+    text = tables.terminal(results)
+    assert text.count("G-NLL") == 2
+    assert "0.800 [0.780, 0.820]" in text
+    assert "+0.100 [+0.090, +0.110]" in text
+    assert "– (the run has no similarity)" in text
+    assert "base accuracy 0.700" in text
+
+
+def test_markdown_tables_are_rectangular(results):
+    lines = [line for line in tables.markdown(results).splitlines() if line.startswith("|")]
+    wide = [line for line in lines if "Spearman" in line or "G-NLL" in line or "KLE" in line]
+    assert len({line.count("|") for line in wide}) == 1
+    assert "- **Mean-only u*** (Ablations): equal to paper" in tables.markdown(results)
+    assert "| practical | 0.600 | – |" in tables.markdown(results)
+
+
+def test_csv_reads_back(results):
+    rows = list(csv.DictReader(io.StringIO(tables.comma_separated(results))))
+    chosen = [
+        r for r in rows if (r["place"], r["method"], r["metric"]) == ("OK", "practical", "ece")
+    ]
+    assert [float(r["estimate"]) for r in chosen] == [0.6]
+    assert any(r["missing"] == "the run has no similarity" for r in rows)
+    differences = [float(r["estimate"]) for r in rows if r["metric"] == "auroc_difference"]
+    assert differences == [0.1, -0.11]
+
+
+def test_latex_marks_the_best_and_escapes(results):
+    text = tables.latex(results)
+    assert "VQA\\_v2" in text
+    body = text.split("\\midrule")[1:]
+    fuse = next(line for line in "".join(body).splitlines() if line.startswith("FUSE"))
+    assert fuse.split(" & ")[1] == "\\textbf{0.800}"  # AUROC on the first dataset
+    assert "\\textbf" not in fuse.split(" & ")[2]  # beaten there by the baseline
+    assert fuse.count(" & ") == 2 * len(METRICS)
+    ece = list(METRICS).index("ece")
+    assert "textbf" not in fuse.split(" & ")[1 + 2 * ece]  # less is better
+
+
+def test_json_is_plain(results):
+    assert json.loads(json.dumps(as_tree(results)))["rows"][2]["cells"]["OK"]["risk"] == 0.1
+
+
+def test_holm_against_the_definition():
+    """Adjusted p ≤ α exactly for the hypotheses that Holm's step-down procedure rejects at α."""
+    p = {"a": 0.01, "b": 0.04, "c": 0.03, "d": 0.005, "e": 0.5}
+    adjusted = holm(p)
+    for alpha in (0.01, 0.02, 0.025, 0.05, 0.06, 0.1, 0.2, 0.6):
+        rejected, left = set(), sorted(p, key=p.get)
+        while left and p[left[0]] <= alpha / len(left):
+            rejected.add(left.pop(0))
+        assert {name for name, value in adjusted.items() if value <= alpha + 1e-12} == rejected
