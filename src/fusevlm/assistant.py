@@ -16,7 +16,7 @@ from fusevlm.fuse.estimator import Fuse
 from fusevlm.types import Query
 
 if TYPE_CHECKING:
-    from fusevlm.models.huggingface import HuggingFace
+    from fusevlm.models.protocol import Model
     from fusevlm.models.towers import Towers
     from fusevlm.priors.gp.adapter import GpAdapter
 
@@ -104,7 +104,7 @@ JSON_FIELDS = ("answer", "samples", "m0", "evidence", "m_post", "u", "p_wrong", 
 class Assistant:
     """A model with its towers, its prior and a fitted Fuse."""
 
-    backend: HuggingFace
+    model: Model
     towers: Towers
     adapter: GpAdapter
     fuse: Fuse
@@ -135,11 +135,11 @@ class Assistant:
         picture = load_image(image)
         heat = parse(self.sample.temperature, n, seed)
         query = Query("ask", question, [picture])
-        (found,) = self.backend.sample([query], n, heat, seed)
+        (found,) = self.model.sample([query], n, heat, seed)
         if found.samples is None:
             raise FuseError(f"the model gave no answer: {found.error}")
         s = self.prior(picture, question)
-        scores = self.fuse.score([found.samples], [s] if self.fuse.model.uses_s else None)
+        scores = self.fuse.score([found.samples], s=[s] if self.fuse.model.uses_s else None)
         decided = self.fuse.decide(scores, risk=risk, delta=delta)
         theta: Any = decided.threshold
         return Answer(
@@ -167,7 +167,7 @@ def load(source: str | os.PathLike[str] = EMBEDDED) -> Assistant:
     """An Assistant from ``embedded``, or from a run folder whose stage calibrate is done."""
     from fusevlm.pipeline.adapter import load_adapter
     from fusevlm.pipeline.embed import load_towers
-    from fusevlm.pipeline.sample import load_backend
+    from fusevlm.pipeline.sample import load_sampler
 
     if source == EMBEDDED:
         run, config, fuse = Path(), Config(), _embedded_fuse()
@@ -175,7 +175,7 @@ def load(source: str | os.PathLike[str] = EMBEDDED) -> Assistant:
         run = Path(source)
         config, fuse = _calibrated(run)
     return Assistant(
-        load_backend(config.sample),
+        load_sampler(config.sample),
         load_towers(config.embed),
         load_adapter(run, config),
         fuse,
@@ -192,15 +192,15 @@ def _embedded_fuse() -> Fuse:
 
 def _calibrated(run: Path) -> tuple[Config, Fuse]:
     """The config of a run and the first form of FUSE it calibrated."""
-    from fusevlm.pipeline.methods import FORMS
-    from fusevlm.pipeline.run import require
-    from fusevlm.store import runs as folders
+    from fusevlm.pipeline.methods import FUSE, METHODS
+    from fusevlm.store.runs import read_run, require
 
-    config = folders.read_run(run)
+    config = read_run(run)
     home = require(run, "calibrate")
+    forms = [name for name, method in METHODS.items() if method.group == FUSE]
     for name in config.calibrate.methods:
-        if name in FORMS:
+        if name in forms and (home / name).is_dir():
             return config, Fuse.load(home / name)
     raise ArtefactError(
-        f"{run} has calibrated no form of FUSE. Add one of {', '.join(FORMS)} to calibrate.methods."
+        f"{run} has calibrated no form of FUSE. Add one of {', '.join(forms)} to calibrate.methods."
     )

@@ -1,26 +1,23 @@
-"""One TOML file per run: a section per stage, unknown keys refused, every value checked."""
+"""One TOML file per run: a section per stage, unknown keys refused, every value declared."""
 
 from __future__ import annotations
 
-import difflib
 import os
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Annotated, Any, get_type_hints
 
 from fusevlm import checks
+from fusevlm.checks import FRACTION, Number, OneOf, Whole
 from fusevlm.errors import InputError
 
 EMBEDDED = "embedded"  # the models and data that come with fusevlm
 TRAIN = "train"  # an adapter trained in the run itself
 OFFICIAL = ("vqav2", "okvqa", "advqa")
-SEMANTICS = {
-    "clusters": ("string", "nli", "sentences", "none"),
-    "similarity": ("none", "sentences", "nli", "string"),
-    "rephrase": ("none", "generator", "prompt", "templates"),
-}
+NONE = "none"
+SEED = Whole(0)
 
 
 @dataclass(frozen=True)
@@ -29,33 +26,42 @@ class DataConfig:
     official dataset (vqav2, okvqa, advqa), of which calibration and test images are drawn.
     """
 
-    source: str = EMBEDDED
+    source: Annotated[str, OneOf(EMBEDDED, "files", *OFFICIAL)] = EMBEDDED
     calibration: str = ""
     test: str = ""
     train: str = ""  # clean pairs for the adapter; only with adapter.source = "train"
     images: str = ""  # folder of the images; beside each table if empty
-    n_calibration: int = 0  # the first so many; 0 for all
-    n_test: int = 0
+    n_calibration: Annotated[int, Whole(0)] = 0  # the first so many; 0 for all
+    n_test: Annotated[int, Whole(0)] = 0
     folder: str = ""  # of an official dataset's files
     split: str = "val"  # of an official dataset
-    seed: int = 0  # of the draw from an official dataset
+    unit: str = ""  # column whose equal values are resampled together; the image if empty
+    seed: Annotated[int, SEED] = 0  # of the draw from an official dataset
 
 
 @dataclass(frozen=True)
 class SampleConfig:
-    """Sampled answers of a vision-language model."""
+    """Samples of a vision-language model, and the answer to be judged."""
 
-    model: str = EMBEDDED
-    n: int = 20
+    model: str = EMBEDDED  # or a folder, a hub name, or NAME:SOURCE of a registered model
+    n: Annotated[int, Whole(1)] = 20
     temperature: str = "mct"  # mct, uniform, or a number as text
-    max_new_tokens: int = 16
+    max_new_tokens: Annotated[int, Whole(1)] = 16
+    answer_temperature: Annotated[float, Number(0.0)] = 0.0  # of the judged answer; 0 is greedy
+    top_p: Annotated[float, Number(0.0, 1.0, open_low=True)] = 1.0  # 1 for all tokens
+    top_k: Annotated[int, Whole(0)] = 0  # 0 for all tokens
+    stop: tuple[str, ...] = ()
     prompt: str = ""  # with {question} in it; a short answer is asked for if empty
     layers: tuple[str, ...] = ("last", "middle")
-    batch: int = 16
-    seed: int = 0
+    batch: Annotated[int, Whole(1)] = 16
+    seed: Annotated[int, SEED] = 0
     half: bool = False  # hidden states as float16
+    gram: str = ""  # folder of a saved Fuse: its whitened Grams are kept instead of hidden states
     dtype: str = "auto"
     device_map: str = ""
+    quantize: Annotated[str, OneOf("", "4bit", "8bit")] = ""
+    revision: str = ""  # of a hub model
+    path: Annotated[str, OneOf("auto", "repeated_cache")] = "auto"  # how the prompt's cache is used
 
 
 @dataclass(frozen=True)
@@ -63,8 +69,9 @@ class EmbedConfig:
     """CLIP-like towers."""
 
     towers: str = EMBEDDED
-    batch: int = 64
+    batch: Annotated[int, Whole(1)] = 64
     device: str = "cpu"
+    revision: str = ""  # of a hub model
 
 
 @dataclass(frozen=True)
@@ -72,56 +79,60 @@ class AdapterConfig:
     """The prior: embedded, the folder of a trained adapter, or train."""
 
     source: str = EMBEDDED
-    statistic: str = "s"  # the column that becomes the prior statistic
-    inducing: int = 250  # of a trained one
-    steps: int = 300
-    seed: int = 0
+    statistic: Annotated[
+        str,
+        OneOf("s", "s_image", "s_text", "reconstruction", "latent_distance", "disagreement"),
+    ] = "s"  # the prior statistic that FUSE is given
+    inducing: Annotated[int, Whole(1)] = 250  # of a trained one
+    steps: Annotated[int, Whole(1)] = 300
+    seed: Annotated[int, SEED] = 0
 
 
 @dataclass(frozen=True)
 class SemanticsConfig:
     """What scores need beyond the samples; "none" leaves it out, and the scores that need it."""
 
-    clusters: str = "string"  # or nli, sentences, none
-    similarity: str = "none"  # or sentences, nli, string
-    rephrase: str = "none"  # or generator, prompt, templates
-    rephrasings: int = 5
+    meanings: Annotated[str, OneOf("string", "nli", "sentences", NONE)] = "string"
+    similarity: Annotated[str, OneOf(NONE, "sentences", "nli", "string")] = NONE
+    rephrase: Annotated[str, OneOf(NONE, "generator", "prompt", "templates")] = NONE
+    rephrasings: Annotated[int, Whole(1)] = 5
     p_true: bool = False
     generator: str = EMBEDDED  # the model that asks, for rephrase = "generator"
     nli: str = "microsoft/deberta-large-mnli"
     encoder: str = "minilm"
-    threshold: float = 0.9  # of the similarity that makes one cluster, for clusters = "sentences"
-    seed: int = 0
+    device: str = "cpu"  # of the inference model and the encoder
+    threshold: Annotated[float, Number(0.0, 1.0)] = 0.9  # similarity of one meaning, for sentences
+    seed: Annotated[int, SEED] = 0
 
 
 @dataclass(frozen=True)
 class ScoreConfig:
     """Scores of every query, and which answers count as wrong."""
 
-    layer: str = "last"  # whose hidden states are the response embeddings
-    criterion: str = "exact_match"
+    layer: str = "last"  # whose hidden states are the samples' embeddings
+    criterion: Annotated[str, OneOf("exact_match", "vqa_accuracy", "rouge_l")] = "exact_match"
+    baselines: tuple[str, ...] = ()  # scores to compute; all that the settings allow if empty
 
 
 @dataclass(frozen=True)
 class CalibrateConfig:
-    """The methods compared: FUSE's own names, or any column of the scores."""
+    """The methods compared: forms of FUSE by name, or baselines."""
 
     methods: tuple[str, ...] = ("practical", "paper", "evidence-only", "prior-only", "g_nll")
-    probability: str = "platt"  # of score columns: platt or isotonic
-    threshold_share: float = 0.5  # of the calibration queries kept apart for thresholds
-    seed: int = 0
+    probability: Annotated[str, OneOf("platt", "isotonic")] = "platt"  # of baselines
+    threshold_share: Annotated[float, FRACTION] = 0.5  # of calibration, kept apart for thresholds
+    seed: Annotated[int, SEED] = 0
 
 
 @dataclass(frozen=True)
 class EvaluateConfig:
-    """Risk, intervals, and the metadata columns by which tables are cut."""
+    """Risk, intervals, and the columns by which tables are cut."""
 
-    risk: float = 0.2
-    delta: float = 0.1
-    bootstrap: int = 1000
-    level: float = 0.95
-    seed: int = 0
-    cluster: str = ""  # column whose equal values are resampled together; the image if empty
+    risk: Annotated[float, FRACTION] = 0.2
+    delta: Annotated[float, FRACTION] = 0.1
+    bootstrap: Annotated[int, Whole(1)] = 1000
+    level: Annotated[float, FRACTION] = 0.95
+    seed: Annotated[int, SEED] = 0
     slices: tuple[str, ...] = ()
     out_of_distribution: tuple[str, ...] = ()  # true/false columns; any true is out
     severity: str = ""
@@ -132,7 +143,7 @@ class EvaluateConfig:
 class ReportConfig:
     """The page."""
 
-    examples: int = 20
+    examples: Annotated[int, Whole(0)] = 20
 
 
 @dataclass(frozen=True)
@@ -190,12 +201,11 @@ def demo_config(limit: int = 2000, seed: int = 0) -> Config:
     quarter = checks.count(limit, "limit", least=40) // 4
     tree = {
         "name": "demo",
-        "data": {"n_calibration": quarter, "n_test": limit - quarter},
+        "data": {"n_calibration": quarter, "n_test": limit - quarter, "unit": "image_id"},
         "sample": {"seed": seed},
         "calibrate": {"seed": seed},
         "evaluate": {
             "seed": seed,
-            "cluster": "image_id",
             "slices": ["severity", "answer_type", "source"],
             "out_of_distribution": ["held_out_pair", "unseen_phrasing"],
             "severity": "severity",
@@ -212,7 +222,7 @@ def make_config(tree: Mapping[str, Any], where: str) -> Config:
         if name == "name":
             given[name] = _typed(value, str, f"{where}: name")
         elif name not in SECTIONS:
-            raise InputError(f"{where}: unknown section {name!r}.{hint(name, SECTIONS)}")
+            raise InputError(f"{where}: unknown section {name!r}.{checks.hint(name, SECTIONS)}")
         elif not isinstance(value, Mapping):
             raise InputError(f"{where}: {name} is {value!r}; expected a section [{name}].")
         else:
@@ -223,7 +233,7 @@ def make_config(tree: Mapping[str, Any], where: str) -> Config:
 
 
 def change_config(config: Config, changes: Sequence[str]) -> Config:
-    """``section.key=value`` on top; the value is TOML, or a bare word."""
+    """``section.key=value`` on top: TOML, or a bare word; paths are relative to this folder."""
     tree = as_tree(config)
     for change in changes:
         path, equals, text = change.partition("=")
@@ -231,9 +241,9 @@ def change_config(config: Config, changes: Sequence[str]) -> Config:
         if not (equals and dot and section and key):
             raise InputError(f"--set {change!r}: expected section.key=value.")
         if section not in SECTIONS:
-            raise InputError(f"--set {change!r}: unknown section.{hint(section, SECTIONS)}")
+            raise InputError(f"--set {change!r}: unknown section.{checks.hint(section, SECTIONS)}")
         tree[section][key] = _value(text.strip())
-    return make_config(tree, "--set" if changes else config.name)
+    return anchor(make_config(tree, "--set"), Path()) if changes else config
 
 
 def as_tree(config: Config) -> dict[str, Any]:
@@ -251,7 +261,7 @@ def _section(name: str, given: Mapping[str, Any], where: str) -> Any:
     types = get_type_hints(kind)
     for key in given:
         if key not in types:
-            raise InputError(f"{where}: [{name}] has no key {key!r}.{hint(key, types)}")
+            raise InputError(f"{where}: [{name}] has no key {key!r}.{checks.hint(key, types)}")
     return kind(**{k: _typed(v, types[k], f"{where}: {name}.{k}") for k, v in given.items()})
 
 
@@ -278,59 +288,54 @@ def _value(text: str) -> Any:
         return text  # a bare string
 
 
-def hint(name: str, known: Iterable[str]) -> str:
-    """The nearest of the known names, or all of them."""
-    known = list(known)
-    near = difflib.get_close_matches(name, known, n=1)
-    return f" Did you mean {near[0]!r}?" if near else f" Known are: {', '.join(known)}."
-
-
 def anchor(config: Config, home: Path) -> Config:
     """Relative paths of files that stand beside the config, made to work from anywhere."""
     tree = as_tree(config)
     places = [("data", k) for k in ("calibration", "test", "train", "images", "folder")]
     places += [("sample", "model"), ("embed", "towers"), ("adapter", "source")]
-    places += [("semantics", "generator"), ("semantics", "nli")]
+    places += [("semantics", "generator"), ("semantics", "nli"), ("sample", "gram")]
     for section, key in places:
         value = tree[section][key]
         if value and value not in (EMBEDDED, TRAIN) and (home / value).exists():
-            tree[section][key] = str(home / value)
+            tree[section][key] = str((home / value).resolve())
+    return make_config(tree, config.name)
+
+
+def limited(config: Config, limit: int | None) -> Config:
+    """At most ``limit`` queries of each split."""
+    if limit is None:
+        return config
+    limit = checks.count(limit, "--limit")
+    tree = as_tree(config)
+    for key in ("n_calibration", "n_test"):
+        tree["data"][key] = min(tree["data"][key] or limit, limit)
     return make_config(tree, config.name)
 
 
 def _check(config: Config, where: str) -> None:
-    """What types cannot say; each complaint names its key."""
-    data = config.data
+    """What declarations cannot say; each complaint names its key."""
+    data, semantics = config.data, config.semantics
     try:
-        checks.choice(data.source, "data.source", (EMBEDDED, "files", *OFFICIAL))
         for section in SECTIONS:
-            part = getattr(config, section)
-            for f in fields(part):
-                if type(getattr(part, f.name)) is int:
-                    least = 0 if f.name.startswith("n_") or f.name in ("seed", "examples") else 1
-                    checks.count(getattr(part, f.name), f"{section}.{f.name}", least=least)
-        for name in ("risk", "delta", "level"):
-            checks.fraction(getattr(config.evaluate, name), f"evaluate.{name}")
-        checks.fraction(config.calibrate.threshold_share, "calibrate.threshold_share")
-        checks.choice(config.calibrate.probability, "calibrate.probability", ("platt", "isotonic"))
+            checks.options(getattr(config, section), f"{section}.")
         if not config.calibrate.methods:
             raise InputError("calibrate.methods is empty; name at least one.")
-        for name, allowed in SEMANTICS.items():
-            checks.choice(getattr(config.semantics, name), f"semantics.{name}", allowed)
-        if config.semantics.clusters == "sentences" and config.semantics.similarity == "none":
-            raise InputError("semantics.clusters = 'sentences' needs semantics.similarity too.")
+        if semantics.meanings == "sentences" and semantics.similarity == NONE:
+            raise InputError("semantics.meanings = 'sentences' needs semantics.similarity too.")
         if data.source in OFFICIAL and not (data.folder and data.n_calibration and data.n_test):
             raise InputError(
                 f"data.source is {data.source!r}: name data.folder, data.n_calibration and "
                 f"data.n_test."
             )
-        if data.source == "files" and not (data.calibration and data.test):
+        if data.source == "files" and not (data.calibration or data.test):
             raise InputError("data.source is 'files': name data.calibration and data.test.")
         if (config.adapter.source == TRAIN) != bool(data.train):
             raise InputError(
                 "data.train and adapter.source = 'train' belong together: the adapter is trained "
                 "on those pairs. Give both, or neither."
             )
+        if not config.sample.layers:
+            raise InputError("sample.layers is empty; name at least one, such as 'last'.")
         if config.score.layer not in config.sample.layers:
             raise InputError(
                 f"score.layer is {config.score.layer!r}, which sample.layers does not keep: "

@@ -1,9 +1,13 @@
-"""The errors fusevlm raises on purpose.
+"""The errors fusevlm raises on purpose, and its warnings held back.
 
 Every message says what is wrong, what was got, what was expected and what to do about it.
 """
 
 from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 
 class FuseError(Exception):
@@ -28,3 +32,15 @@ class ArtefactError(FuseError, RuntimeError):
 
 class MissingExtraError(FuseError, ImportError):
     """An optional dependency is not installed; the message names the extra that brings it."""
+
+
+@contextmanager
+def library_quiet() -> Iterator[None]:
+    """Hold the library's warnings back where a caller shows the same in its own words."""
+    library = logging.getLogger("fusevlm")
+    before = library.level
+    library.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        library.setLevel(before)

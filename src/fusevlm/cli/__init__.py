@@ -1,4 +1,4 @@
-"""The ``fusevlm`` command: a verb a module, imported only when that verb is used."""
+"""The ``fusevlm`` command: one table of verbs, each imported only when it is used."""
 
 from __future__ import annotations
 
@@ -6,35 +6,35 @@ import argparse
 import logging
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from importlib import import_module
-from typing import Protocol, cast
 
 from fusevlm import __version__
+from fusevlm.checks import hint
 from fusevlm.errors import FuseError
 
 EXIT_OK, EXIT_FAILED, EXIT_USAGE, EXIT_PARTIAL, EXIT_INTERRUPTED = 0, 1, 2, 3, 130
 
-# verb: (one line for --help, module with add_arguments and run)
+# verb: (one line for --help, module whose VERBS has it)
 COMMANDS: dict[str, tuple[str, str]] = {
-    "demo": ("all of FUSE on a small real model that comes with fusevlm", "fusevlm.cli.demo"),
-    "ask": ("an answer to a question about an image, and whether to trust it", "fusevlm.cli.ask"),
-    "run": ("the whole pipeline from one config, resumable", "fusevlm.cli.run"),
-    "sample": ("sample answers of a vision-language model into a run folder", "fusevlm.cli.sample"),
-    "embed": ("embed images and questions with CLIP-like towers", "fusevlm.cli.embed"),
-    "adapter": ("the prior's GP adapter: train on pairs, apply to queries", "fusevlm.cli.adapter"),
-    "score": ("scores and labels of a run, without any model", "fusevlm.cli.score"),
-    "calibrate": ("fit every method on a run's calibration queries", "fusevlm.cli.calibrate"),
-    "evaluate": ("measure every method on a run's test queries", "fusevlm.cli.evaluate"),
-    "report": ("plots and one HTML page of a run", "fusevlm.cli.report"),
-    "bench": ("datasets × models × methods: the paper's tables", "fusevlm.cli.bench"),
-    "ls": ("list run folders and where they stand", "fusevlm.cli.ls"),
-    "validate": ("check a config and what it needs, without loading a model",
-                 "fusevlm.cli.validate"),
-    "metrics": ("evaluate a table of scores and labels, with intervals", "fusevlm.cli.metrics"),
-    "threshold": ("choose when to answer, at a risk you state", "fusevlm.cli.threshold"),
-    "moments": ("Wishart log-det moments a0(d, n) and v(d, n)", "fusevlm.cli.moments"),
-}  # fmt: skip
+    "demo": ("all of FUSE on a small real model that comes with fusevlm", "runs"),
+    "ask": ("an answer to a question about an image, and whether to trust it", "ask"),
+    "run": ("the whole pipeline from one config, resumable", "runs"),
+    "sample": ("samples of the model, and what they rest on", "runs"),
+    "embed": ("vectors of images and questions, and what they rest on", "runs"),
+    "score": ("scores and labels of a run", "runs"),
+    "calibrate": ("every method fitted on a run's calibration queries", "runs"),
+    "evaluate": ("every method measured on a run's test queries", "runs"),
+    "report": ("plots and one HTML page of a run", "runs"),
+    "bench": ("datasets × models × methods: the paper's tables", "bench"),
+    "adapter": ("the prior's GP adapter: train on pairs, apply to queries", "adapter"),
+    "ls": ("list run folders and where they stand", "runs"),
+    "validate": ("check a config and what it needs, without loading a model", "runs"),
+    "metrics": ("evaluate a table of scores and labels, with intervals", "tables"),
+    "threshold": ("choose when to answer, at a risk you state", "tables"),
+    "moments": ("Wishart log-det moments a0(d, n) and v(d, n)", "tables"),
+}
 
 EPILOG = """\
 examples:
@@ -48,41 +48,61 @@ exit codes: 0 done, 1 the work failed (the message says why), 2 wrong usage,
 """
 
 
-class Command(Protocol):
-    """What a module named in COMMANDS provides."""
+@dataclass(frozen=True)
+class Verb:
+    """What a module of the command line provides for each of its verbs."""
 
-    EPILOG: str
-
-    def add_arguments(self, parser: argparse.ArgumentParser) -> None: ...
-
-    def run(self, args: argparse.Namespace) -> int: ...
+    epilog: str
+    add_arguments: Callable[[argparse.ArgumentParser], None]
+    run: Callable[[argparse.Namespace], int]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one verb and return its exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
-    verb = next((word for word in words if not word.startswith("-")), None)
-    verb = verb if verb in COMMANDS else None
-    command = None if verb is None else cast(Command, import_module(COMMANDS[verb][1]))
-    args = _parser(verb, command).parse_args(words)
-    if command is None:
+    name = next((word for word in words if not word.startswith("-")), None)
+    if name is not None and name not in COMMANDS:
+        print(f"fusevlm: no command is called {name!r}.{hint(name, COMMANDS)}", file=sys.stderr)
+        return EXIT_USAGE
+    verb = None if name is None else _verb(name)
+    args = _parser(name, verb).parse_args(words)
+    if verb is None:
         _parser(None, None).print_help()
         return EXIT_USAGE
     logging.basicConfig(
         level=logging.ERROR if args.quiet else logging.WARNING, format="%(levelname)s: %(message)s"
     )
     try:
-        return command.run(args)
+        return verb.run(args)
     except FuseError as error:
-        print(f"fusevlm {verb}: {error}", file=sys.stderr)
+        print(f"fusevlm {name}: {error}", file=sys.stderr)
         return EXIT_FAILED
     except KeyboardInterrupt:
-        again = shlex.join(["fusevlm", *[word for word in words if word != "--fresh"]])
+        again = shlex.join(["fusevlm", *without_redo(words)])
         print(f"\ninterrupted; what is done is kept. Go on with: {again}", file=sys.stderr)
         return EXIT_INTERRUPTED
 
 
-def _parser(verb: str | None, command: Command | None) -> argparse.ArgumentParser:
+def without_redo(words: Sequence[str]) -> list[str]:
+    """The same command again, going on instead of beginning anew."""
+    kept: list[str] = []
+    skip = False
+    for word, after in zip(words, [*words[1:], "-"], strict=True):
+        if skip:
+            skip = False
+        elif word == "--redo":
+            skip = not after.startswith("-") and words[0] in ("demo", "run", "bench")
+        elif word != "--fresh" and not word.startswith("--redo="):
+            kept.append(word)
+    return kept
+
+
+def _verb(name: str) -> Verb:
+    found: Verb = import_module(f"fusevlm.cli.{COMMANDS[name][1]}").VERBS[name]
+    return found
+
+
+def _parser(name: str | None, verb: Verb | None) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="fusevlm",
         description="When to trust a vision-language model.",
@@ -91,13 +111,13 @@ def _parser(verb: str | None, command: Command | None) -> argparse.ArgumentParse
     )
     parser.add_argument("--version", action="version", version=f"fusevlm {__version__}")
     verbs = parser.add_subparsers(title="commands", metavar="COMMAND")
-    for name, (line, _) in COMMANDS.items():
-        chosen = command if name == verb else None
+    for other, (line, _) in COMMANDS.items():
+        chosen = verb if other == name else None
         sub = verbs.add_parser(
-            name,
+            other,
             help=line,
             description=line[0].upper() + line[1:] + ".",
-            epilog=chosen.EPILOG if chosen else None,
+            epilog=chosen.epilog if chosen else None,
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
         sub.add_argument("--quiet", action="store_true", help="print results and errors only")

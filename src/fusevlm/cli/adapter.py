@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import argparse
-import csv
-import io
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fusevlm import checks, store
-from fusevlm.errors import ArtefactError, InputError
+from fusevlm.cli import Verb
+from fusevlm.cli.progress import progress_line
+from fusevlm.errors import InputError
 from fusevlm.priors.gp.options import NORMS, PRESETS
 from fusevlm.priors.gp.pairs import LAYOUTS, read_pairs
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from fusevlm.priors.gp.adapter import GpAdapter
     from fusevlm.priors.gp.train import Progress
 
@@ -30,7 +28,7 @@ examples:
 an interrupted training goes on where it stopped when the same command is given again"""
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def _add(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True, dest="action")
     learn = actions.add_parser("train", help="fit an adapter on pairs", epilog=EPILOG,
                                formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
@@ -69,7 +67,7 @@ def _add_pairs(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", default="cpu", help="cpu, cuda, cuda:1 … (cpu)")
 
 
-def run(args: argparse.Namespace) -> int:
+def _run(args: argparse.Namespace) -> int:
     checks.extra("torch", "the GP adapter", "adapter")
     pairs = read_pairs(args.pairs, image=args.image, text=args.text)
     return _train(args, pairs) if args.action == "train" else _apply(args, pairs)
@@ -92,7 +90,12 @@ def _train(args: argparse.Namespace, pairs: dict[str, Any]) -> int:
         changes["ard"] = True
     adapter = GpAdapter(args.preset, device=args.device, **changes)
     team = join_team()
-    show = None if args.quiet or team.rank != 0 else _progress_line()
+    line = progress_line("step", quiet=args.quiet or team.rank != 0)
+
+    def show(p: Progress) -> None:
+        held = "" if p.held_out is None else f"  held-out {p.held_out:.4f}"
+        line(p.step, p.n_steps, note=f"bound {p.bound:.4f}{held}")
+
     adapter.fit(
         pairs.get("image"),
         pairs.get("text"),
@@ -103,24 +106,12 @@ def _train(args: argparse.Namespace, pairs: dict[str, Any]) -> int:
         team=team,
     )
     if team.rank == 0:
-        if show is not None:
-            print(file=sys.stderr)
+        if adapter.fitted.record.steps < adapter.options.steps and not args.quiet:
+            print(file=sys.stderr)  # training ended early: the line has no end yet
         adapter.save(args.out)
         print(_summary(adapter, args.out))
     leave_team(team)
     return 0
-
-
-def _progress_line() -> Callable[[Progress], None]:
-    """One line on stderr, rewritten: step, bound, held-out likelihood, time left."""
-
-    def show(p: Progress) -> None:
-        held = "" if p.held_out is None else f"  held-out {p.held_out:.4f}"
-        left = f"{int(p.seconds_left) // 60}:{int(p.seconds_left) % 60:02d}"
-        line = f"step {p.step}/{p.n_steps}  bound {p.bound:.4f}{held}  at most {left} left"
-        print(f"\r{line:<78}", end="", file=sys.stderr, flush=True)
-
-    return show
 
 
 def _summary(adapter: GpAdapter, folder: str) -> str:
@@ -148,26 +139,9 @@ def _apply(args: argparse.Namespace, pairs: dict[str, Any]) -> int:
     columns: dict[str, list[Any]] = {name: values.tolist() for name, values in found.items()}
     if "query_id" in pairs:
         columns = {"query_id": pairs["query_id"], **columns}
-    payload = _parquet(columns) if target.suffix == ".parquet" else _csv(columns)
-    try:
-        store.write_atomically(target, payload)
-    except OSError as error:
-        raise ArtefactError(f"cannot write {target}: {error}. Choose another --out.") from error
+    store.save_columns(target, columns)
     print(f"{len(found[adapter.primary])} rows of {', '.join(found)}: {target}")
     return 0
 
 
-def _csv(columns: dict[str, list[Any]]) -> bytes:
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(columns)
-    writer.writerows(zip(*columns.values(), strict=True))
-    return text.getvalue().encode()
-
-
-def _parquet(columns: dict[str, list[Any]]) -> bytes:
-    arrow = checks.extra("pyarrow", "writing Parquet", "frames")
-    parquet = checks.extra("pyarrow.parquet", "writing Parquet", "frames")
-    buffer = io.BytesIO()
-    parquet.write_table(arrow.table(columns), buffer)
-    return buffer.getvalue()
+VERBS = {"adapter": Verb(EPILOG, _add, _run)}

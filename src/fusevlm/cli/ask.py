@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import json
 
+from fusevlm.cli import Verb
+
 EPILOG = """\
 examples:
   fusevlm ask picture.png "what color is the shape?"
@@ -14,7 +16,7 @@ examples:
 the model is the embedded one, or that of a run folder with its own calibration"""
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def _add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("image", help="any image file")
     parser.add_argument("question")
     parser.add_argument("--model", default="embedded", help="embedded, or a run folder (embedded)")
@@ -25,11 +27,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON instead of text")
 
 
-def run(args: argparse.Namespace) -> int:
+def _run(args: argparse.Namespace) -> int:
     from fusevlm.assistant import load
     from fusevlm.data.images import load_image
-    from fusevlm.errors import InputError
-    from fusevlm.logs import library_quiet
+    from fusevlm.errors import InputError, library_quiet
 
     # before the models: a wrong path should cost nothing
     picture = load_image(args.image)
@@ -41,3 +42,6 @@ def run(args: argparse.Namespace) -> int:
         )
     print(json.dumps(found.as_dict(), indent=1, ensure_ascii=False) if args.json else found)
     return 0
+
+
+VERBS = {"ask": Verb(EPILOG, _add, _run)}

@@ -5,57 +5,57 @@ from __future__ import annotations
 import argparse
 import shlex
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
+from fusevlm.cli import EXIT_INTERRUPTED, EXIT_OK, EXIT_PARTIAL, Verb
 from fusevlm.cli.progress import progress_line
-from fusevlm.cli.stages import SET_HELP
+from fusevlm.cli.runs import LIMIT_HELP, SET_HELP, say_unless
 
 EPILOG = """\
 examples:
   fusevlm bench configs/embedded.toml
-  fusevlm bench configs/embedded.toml --out runs/trial --set data.n_test=200 --set sample.n=10
+  fusevlm bench configs/embedded.toml --out runs/trial --limit 100 --set sample.n=10
   fusevlm bench configs/paper.toml --dry-run --tflops 150
 
 writes results.json, .md, .csv and .tex and the curves as SVG; run the same command again to go on
 after an interruption"""
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def _add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("config", metavar="CONFIG", help="TOML file with [[dataset]] and [[model]]")
-    parser.add_argument("--out", metavar="DIR", help="folder of runs and results (runs/NAME)")
+    parser.add_argument("--out", metavar="DIR", help="folder of runs and results (runs/bench-NAME)")
     parser.add_argument("--redo", metavar="STAGE", help="make this stage of every run again")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help=SET_HELP)
+    parser.add_argument("--limit", type=int, metavar="N", help=LIMIT_HELP)
     parser.add_argument("--dry-run", action="store_true", help="check, list needs, estimate time")
     parser.add_argument("--tflops", type=float, default=100.0, help="of the GPU, sustained (100)")
 
 
-def run(args: argparse.Namespace) -> int:
-    from fusevlm.pipeline.bench_config import read_bench
+def _run(args: argparse.Namespace) -> int:
+    from fusevlm.pipeline.bench import read_bench
 
-    bench = read_bench(args.config, args.set)
+    bench = read_bench(args.config, args.set, args.limit)
     if args.dry_run:
         from fusevlm.pipeline.cost import report
 
-        methods = len(bench.compare.rows)
-        print(f"{bench.name}: {', '.join(bench.places)}; {methods} rows of FUSE beside the scores")
+        methods = len(next(iter(bench.places.values())).calibrate.methods)
+        print(f"{bench.name}: {', '.join(bench.places)}; {methods} methods each")
         print(report(bench.places, args.tflops))
-        return 0
-    from fusevlm.cli import EXIT_INTERRUPTED, EXIT_OK, EXIT_PARTIAL
+        return EXIT_OK
     from fusevlm.pipeline.bench import run_bench
     from fusevlm.render.tables import terminal
 
     out = Path(args.out) if args.out else Path("runs") / f"bench-{bench.name}"
     words = ["fusevlm", "bench", args.config, *(["--out", args.out] if args.out else [])]
     words += [word for change in args.set for word in ("--set", change)]
+    words += ["--limit", str(args.limit)] if args.limit is not None else []
     again = shlex.join(words)
-    say: Callable[[str], None] = (lambda text: None) if args.quiet else _say
     try:
         results = run_bench(
             bench,
             out,
             redo=args.redo,
-            say=say,
+            say=say_unless(args.quiet),
             progress=lambda what: progress_line(what, quiet=args.quiet),
             redo_command=lambda stage: f"{again} --redo {stage}",
         )
@@ -67,5 +67,4 @@ def run(args: argparse.Namespace) -> int:
     return EXIT_PARTIAL if any(place.n_failed for place in results.places) else EXIT_OK
 
 
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
+VERBS = {"bench": Verb(EPILOG, _add, _run)}

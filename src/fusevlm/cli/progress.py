@@ -1,33 +1,43 @@
-"""A progress line on standard error: done, rate, time left."""
+"""The one progress reporter: done, rate, time left, on standard error."""
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
+from typing import Protocol
 
-INTERVAL = 0.2  # seconds between two looks
+INTERVAL = 0.2  # seconds between two looks on a terminal
+SHARE = 0.1  # of the work between two lines in a file
 
 
-def progress_line(what: str, *, quiet: bool) -> Callable[[int, int], None]:
-    """A callback (done, total) that rewrites one line; silent when ``quiet``."""
+class Show(Protocol):
+    """Says how far some work is; ``note`` is anything worth adding, such as a loss."""
+
+    def __call__(self, done: int, total: int, note: str = "") -> None: ...
+
+
+def progress_line(what: str, *, quiet: bool) -> Show:
+    """A line on a terminal that is rewritten; in a file a line every tenth; nothing if quiet."""
     if quiet:
-        return lambda done, total: None
+        return lambda done, total, note="": None
     begun: list[tuple[int, float]] = []
-    shown = [0.0]
+    last = [-1.0, 0.0]  # share of the work and time when last shown
 
-    def show(done: int, total: int) -> None:
-        now = time.monotonic()
+    def show(done: int, total: int, note: str = "") -> None:
+        now, terminal = time.monotonic(), sys.stderr.isatty()
         if not begun:
             begun.append((done, now))  # what an earlier run did says nothing of this one's speed
-        if done < total and now - shown[0] < INTERVAL:
+        share = done / total if total else 1.0
+        wait = now - last[1] < INTERVAL if terminal else share - last[0] < SHARE
+        if done < total and wait:
             return
-        shown[0] = now
+        last[:] = share, now
         first, start = begun[0]
         rate = (done - first) / (now - start) if now > start else 0.0
         left = f"{(total - done) / rate:.0f} s left" if rate > 0 else "…"
-        end = "\n" if done >= total else ""
-        sys.stderr.write(f"\r{what} {done}/{total}  {rate:.2f}/s  {left}   {end}")
+        line = "  ".join([f"{what} {done}/{total}", f"{rate:.2f}/s", left, *([note] * bool(note))])
+        end = "\n" if done >= total or not terminal else ""
+        sys.stderr.write(f"\r{line:<60}{end}" if terminal else f"{line}{end}")
         sys.stderr.flush()
 
     return show

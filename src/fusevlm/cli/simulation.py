@@ -11,10 +11,9 @@ from typing import Any
 import numpy as np
 
 from fusevlm import metrics, simulate, store
-from fusevlm.errors import ArtefactError
+from fusevlm.errors import ArtefactError, library_quiet
 from fusevlm.fuse.estimator import Fuse
 from fusevlm.fuse.simulate import Simulation
-from fusevlm.logs import library_quiet
 from fusevlm.maths.wishart import wishart_moments
 from fusevlm.render.text import layout
 from fusevlm.types import Scores

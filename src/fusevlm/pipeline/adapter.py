@@ -11,9 +11,10 @@ from fusevlm import checks
 from fusevlm.config import TRAIN, Config
 from fusevlm.errors import InputError
 from fusevlm.models.registry import local_input, model_folder
-from fusevlm.pipeline.run import Work, require
-from fusevlm.pipeline.tables import save_parquet
-from fusevlm.store.embeddings import read_embeddings
+from fusevlm.pipeline.run import Work
+from fusevlm.store import read_parquet, save_parquet
+from fusevlm.store.generations import read_embeddings
+from fusevlm.store.runs import require
 
 if TYPE_CHECKING:
     from fusevlm.priors.gp.adapter import GpAdapter
@@ -64,3 +65,11 @@ def load_adapter(run: Path, config: Config) -> GpAdapter:
     source = config.adapter.source
     trained = run / "adapter" / MODEL
     return GpAdapter.load(trained if source == TRAIN else model_folder(source, PART))
+
+
+def read_statistics(run: Path) -> dict[str, dict[str, float]]:
+    """The prior statistics of every query that could be embedded, by query id."""
+    path = require(run, "adapter") / STATISTICS
+    table = read_parquet(path, "Make it again: --redo adapter.")
+    ids = table.pop("query_id")
+    return {i: {name: table[name][k] for name in table} for k, i in enumerate(ids)}

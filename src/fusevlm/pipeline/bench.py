@@ -1,60 +1,177 @@
-"""A benchmark from its config to its results: stages up to the scores, then all methods."""
+"""A benchmark: many runs (datasets × models), each compared by the one engine, in one table.
+
+Every place is an ordinary run folder whose methods are all baselines and rows of FUSE; what is
+added here are the curves over samples and criteria, and the tables over all places.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from fusevlm import __version__, metrics, store
-from fusevlm.config import Config
-from fusevlm.data.correctness import is_wrong
+from fusevlm import __version__, checks, store
+from fusevlm.config import (
+    SECTIONS,
+    CalibrateConfig,
+    Config,
+    DataConfig,
+    anchor,
+    change_config,
+    limited,
+    make_config,
+    read_toml,
+)
+from fusevlm.data.correctness import CRITERIA
 from fusevlm.errors import ArtefactError, InputError
-from fusevlm.logs import library_quiet
-from fusevlm.metrics import Difference, Interval
-from fusevlm.pipeline import curves
-from fusevlm.pipeline.ablations import ABLATIONS, Split
-from fusevlm.pipeline.bench_compare import Data, best_baseline, compare, group_of
-from fusevlm.pipeline.bench_config import Bench, BenchConfig
-from fusevlm.pipeline.bench_results import Cell, Curve, Place, Results, Row, as_tree
+from fusevlm.pipeline.curves import over_criteria, over_samples
+from fusevlm.pipeline.evaluate import read_results
+from fusevlm.pipeline.methods import METHODS, find_method, rows_of
 from fusevlm.pipeline.run import Progress, run_stages
-from fusevlm.pipeline.score import read_inputs
-from fusevlm.render import curves as plots
-from fusevlm.render import tables
-from fusevlm.scores import SCORES, compute_scores
-from fusevlm.store.runs import read_manifest, save, save_json
+from fusevlm.pipeline.score import read_scored
+from fusevlm.render import plots, tables
+from fusevlm.render.results import Cell, Curve, Place, Results, Row
+from fusevlm.scores import SCORES, needs_of
+from fusevlm.store.files import AnyPath
+from fusevlm.store.runs import SECONDS, read_manifest
+from fusevlm.store.tables import csv_bytes
 
-TO_SCORES = ("data", "sample", "embed", "adapter", "semantics", "score")
-KIND, FOLDER, FILE, VERSION = "fusevlm.bench", "compare", "compare.json", 1
-CLUSTERS = {
+KIND, FOLDER, FILE, VERSION = "fusevlm.curves", "curves", "curves.json", 1
+MEANINGS = {
     "string": "normalised-string equality",
     "nli": "bidirectional entailment",
     "sentences": "sentence-encoder similarity",
     "none": "none",
+}
+# key of a [[model]]: the section and key of a run's config
+MODEL_KEYS: dict[str, tuple[str, str]] = {
+    "model": ("sample", "model"),
+    "dtype": ("sample", "dtype"),
+    "device_map": ("sample", "device_map"),
+    "towers": ("embed", "towers"),
+    "device": ("embed", "device"),
+    "adapter": ("adapter", "source"),
 }
 Say = Callable[[str], None]
 Progresses = Callable[[str], Progress]
 
 
 @dataclass(frozen=True)
-class Compared:
-    """What was found at one place, and from what: kept, so that a crash costs one place at most."""
+class Curves:
+    """What is drawn beyond the tables: over how many samples, which criteria, which methods."""
 
-    key: str
-    place: Place
-    cells: dict[str, Cell]
-    curves: list[Curve]
+    samples: tuple[int, ...] = ()
+    criteria: tuple[tuple[str, float | None], ...] = ()  # with the level of a graded one
+    methods: tuple[str, ...] = ("practical", "paper")
 
 
-_CLASSES: dict[str, type] = {
-    cls.__name__: cls for cls in (Compared, Place, Cell, Curve, Interval, Difference)
-}
+@dataclass(frozen=True)
+class Bench:
+    """A benchmark: its name, a run's config by place (dataset × model), and what to draw."""
+
+    name: str
+    places: Mapping[str, Config]
+    curves: Curves
+
+
+def read_bench(path: AnyPath, changes: Sequence[str] = (), limit: int | None = None) -> Bench:
+    """The benchmark of a TOML file; ``section.key=value`` changes what all places share."""
+    source = Path(path)
+    tree = read_toml(source)
+    name = str(tree.pop("name", source.stem))
+    rows, curves = _bench(tree.pop("bench", {}), str(source))
+    datasets = _tables(tree, "dataset", [f.name for f in fields(DataConfig)], str(source))
+    models = _tables(tree, "model", list(MODEL_KEYS), str(source))
+    for section in tree:
+        known = [*SECTIONS, "bench", "dataset", "model", "name"]
+        if section not in known:
+            raise InputError(f"{source}: unknown section {section!r}.{checks.hint(section, known)}")
+    places = {}
+    for dataset, data in datasets.items():
+        for model, settings in models.items():
+            own = {key: dict(value) for key, value in tree.items()}
+            own["data"] = {**own.get("data", {}), **data}
+            for key, value in settings.items():
+                section, single = MODEL_KEYS[key]
+                own.setdefault(section, {})[single] = value
+            place = dataset if len(models) == 1 else f"{dataset}, {model}"
+            config = make_config({"name": place, **own}, f"{source}, {place}")
+            config = change_config(anchor(config, source.parent), changes)
+            places[place] = limited(_with_methods(config, rows), limit)
+    return Bench(name, places, curves)
+
+
+def _with_methods(config: Config, rows: Sequence[str]) -> Config:
+    """All baselines and the rows of FUSE, unless the config names methods itself."""
+    if config.calibrate.methods != CalibrateConfig().methods:
+        return config
+    methods = (*(config.score.baselines or SCORES), *rows)
+    return replace(config, calibrate=replace(config.calibrate, methods=methods))
+
+
+def _tables(
+    tree: dict[str, Any], kind: str, known: Sequence[str], where: str
+) -> dict[str, dict[str, Any]]:
+    given = tree.pop(kind, None)
+    if not isinstance(given, list) or not given:
+        raise InputError(f"{where}: name at least one [[{kind}]].")
+    found: dict[str, dict[str, Any]] = {}
+    for number, table in enumerate(given, 1):
+        name = table.pop("name", None)
+        if not isinstance(name, str) or not name:
+            raise InputError(f"{where}: [[{kind}]] number {number} has no name.")
+        if name in found:
+            raise InputError(f"{where}: two [[{kind}]] are called {name!r}.")
+        for key in table:
+            if key not in known:
+                raise InputError(
+                    f"{where}: [[{kind}]] {name!r} has no key {key!r}.{checks.hint(key, known)}"
+                )
+        found[name] = table
+    return found
+
+
+def _bench(tree: Mapping[str, Any], where: str) -> tuple[tuple[str, ...], Curves]:
+    """The rows of FUSE and the curves that [bench] asks for."""
+    known = ("rows", "samples", "criteria", "curves")
+    for key in tree:
+        if key not in known:
+            raise InputError(f"{where}: [bench] has no key {key!r}.{checks.hint(key, known)}")
+    samples = tuple(
+        checks.count(n, f"{where}: bench.samples", least=2) for n in tree.get("samples", [])
+    )
+    criteria = _strings(tree.get("criteria", []), f"{where}: bench.criteria")
+    drawn = _strings(tree.get("curves", list(Curves().methods)), f"{where}: bench.curves")
+    try:
+        for name in drawn:
+            find_method(name)
+        rows = rows_of(tree.get("rows", "ablations"))
+    except InputError as error:
+        raise InputError(f"{where}: {error}") from error
+    levels = tuple(parse_criterion(text, where) for text in criteria)
+    return rows, Curves(samples, levels, tuple(drawn))
+
+
+def parse_criterion(text: str, where: str) -> tuple[str, float | None]:
+    """``rouge_l@0.3`` is a criterion with its level, ``exact_match`` one without."""
+    name, at, level = text.partition("@")
+    checks.choice(name, f"{where}: bench.criteria", tuple(CRITERIA))
+    if not at:
+        return name, None
+    try:
+        value = float(level)
+    except ValueError as error:
+        raise InputError(f"{where}: bench.criteria holds {text!r}; expected NAME@LEVEL.") from error
+    return name, checks.fraction(value, f"{where}: the level of {text!r}")
+
+
+def _strings(value: Any, where: str) -> list[str]:
+    if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+        raise InputError(f"{where} is {value!r}; expected a list of strings.")
+    return value
 
 
 def run_bench(
@@ -67,19 +184,22 @@ def run_bench(
     redo_command: Callable[[str], str] = lambda stage: f"fusevlm bench CONFIG --redo {stage}",
 ) -> Results:
     """Everything a benchmark asks for; tables, curves and JSON are written to ``out``."""
-    found = {}
+    found: dict[str, dict[str, Cell]] = {}
+    places, curves = [], []
     for name, config in bench.places.items():
         say(f"== {name}")
         run = out / slug(name)
-        for stage in TO_SCORES:
-            run_stages(
-                run, config, only=stage, redo=redo if redo == stage else None, say=say,
-                progress=progress, redo_command=redo_command,
-            )  # fmt: skip
-        found[name] = _compared(run, name, config, bench.compare, progress)
-    results = _results(bench, found)
-    write(results, out)
-    return results
+        run_stages(
+            run, config, to="evaluate", redo=redo, say=say, progress=progress,
+            redo_command=redo_command,
+        )  # fmt: skip
+        results = read_results(run)
+        places.append(_place(name, run, config, results))
+        found[name] = cells_of(run, config, results)
+        curves += _curves(run, name, config, bench.curves, progress)
+    whole = Results(bench.name, places, _rows(found), curves)
+    write(whole, out)
+    return whole
 
 
 def slug(name: str) -> str:
@@ -87,134 +207,96 @@ def slug(name: str) -> str:
     return "".join(c if c.isalnum() or c in "-." else "_" for c in name)
 
 
-def _compared(
-    run: Path, name: str, config: Config, wanted: BenchConfig, progress: Progresses
-) -> Compared:
+def cells_of(run: Path, config: Config, results: Mapping[str, Any]) -> dict[str, Cell]:
+    """A cell per method of a run."""
+    seconds: dict[str, float] = {}
+    for stage in ("calibrate", "score"):
+        seconds |= store.read_json(run / stage / SECONDS, f"Make it again: --redo {stage}.")
+    figures = results["slices"][0]["methods"]
+    return {
+        name: Cell(missing=results["absent"][name])
+        if name in results["absent"]
+        else Cell(figures[name], results["differences"].get(name), seconds.get(name))
+        for name in config.calibrate.methods
+    }
+
+
+def _place(name: str, run: Path, config: Config, results: Mapping[str, Any]) -> Place:
+    score = read_manifest(run, "score")
+    whole = results["slices"][0]
+    return Place(
+        name,
+        results["calibration"],
+        whole["queries"],
+        0 if score is None else score.counts["failed"],
+        whole["base_accuracy"],
+        results["best_baseline"],
+        MEANINGS[config.semantics.meanings],
+    )
+
+
+def _rows(found: Mapping[str, Mapping[str, Cell]]) -> list[Row]:
+    rows = []
+    for name in dict.fromkeys(name for cells in found.values() for name in cells):
+        method = find_method(name)
+        note = method.note
+        if method.equals:
+            note = f"ranks as {METHODS[method.equals].title}: {method.reason}"
+        cells = {
+            place: own.get(name, Cell(missing="not asked for")) for place, own in found.items()
+        }
+        rows.append(Row(name, method.title, method.group, cells, note))
+    return rows
+
+
+@dataclass(frozen=True)
+class _Drawn:
+    """The curves of one place, and from what: kept, so that a crash costs one place at most."""
+
+    key: str
+    curves: list[Curve]
+
+
+def _curves(
+    run: Path, name: str, config: Config, wanted: Curves, progress: Progresses
+) -> list[Curve]:
+    if not (wanted.samples or wanted.criteria):
+        return []
     manifest = read_manifest(run, "score")
     assert manifest is not None
-    facts = [__version__, manifest.digest, asdict(wanted), asdict(config.evaluate)]
+    facts = [__version__, manifest.digest, asdict(wanted), asdict(config.calibrate)]
     key = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+    classes: dict[str, type] = {"_Drawn": _Drawn, "Curve": Curve}
     try:
-        kept: Compared = store.load_object(run / FOLDER, FILE, KIND, VERSION, _CLASSES, {})
+        kept: _Drawn = store.load_object(run / FOLDER, FILE, KIND, VERSION, classes, {})
         if kept.key == key:
-            return kept
+            return kept.curves
     except ArtefactError:
         pass  # none yet, or of another version
-    made = compare_place(run, name, config, wanted, key, progress)
-    store.save_object(run / FOLDER, FILE, KIND, VERSION, made)
-    return made
-
-
-def compare_place(
-    run: Path, name: str, config: Config, wanted: BenchConfig, key: str, progress: Progresses
-) -> Compared:
-    """All rows and curves of one dataset and model."""
-    scored = read_inputs(run, config)
-    inputs, s = scored.inputs, scored.s
-    assert inputs.fit is not None
-    assert inputs.wrong is not None
-    fit, wrong = inputs.fit, inputs.wrong
-    test = np.setdiff1d(np.arange(len(inputs)), fit)
-    columns, missing, seconds = timed_scores(inputs, wanted.scores or tuple(SCORES))
-    judging = config.evaluate
-    splits = [Split([inputs.samples[i] for i in k], s[k], wrong[k]) for k in (fit, test)]
-    data = Data(
-        splits[0],
-        splits[1],
-        {name: column[fit] for name, column in columns.items()},
-        {name: column[test] for name, column in columns.items()},
-        [scored.clusters[i] for i in test],
-    )
-    cells = compare(data, judging, wanted.rows, progress("compare"))
-    for score, own in seconds.items():
-        cells[score] = replace(cells[score], seconds=own)
-    cells |= {score: Cell(missing=reason) for score, reason in missing.items()}
-    with library_quiet():
-        base = metrics.bootstrap(
-            "base_accuracy", s[test], wrong[test], clusters=data.clusters,
-            n_boot=judging.bootstrap, level=judging.level, seed=judging.seed,
-        )  # fmt: skip
-    place = Place(
-        name, len(fit), len(test), scored.n_failed, base,
-        best_baseline({n: cells[n] for n in columns}), CLUSTERS[config.semantics.clusters],
-    )  # fmt: skip
+    names = [m for m in wanted.methods if m in SCORES]
+    queries, _ = read_scored(run, config, states={*needs_of(names), "embeddings"})
     found = []
-    if wanted.generations:
+    if wanted.samples:
         found.append(
-            curves.over_generations(
-                name, inputs, s, wanted.generations, wanted.curves, progress("generations")
+            over_samples(
+                name, queries, wanted.samples, wanted.methods, config.calibrate,
+                progress("samples"),
             )
-        )
+        )  # fmt: skip
     if wanted.criteria:
-        labels, left_out = labels_by(scored.references, scored.answers, wanted.criteria)
-        found.append(curves.over_criteria(name, inputs, s, labels, wanted.curves, left_out))
-    return Compared(key, place, cells, found)
-
-
-def timed_scores(
-    inputs: Any, names: Sequence[str]
-) -> tuple[dict[str, Any], dict[str, str], dict[str, float]]:
-    """Each score by itself with the seconds it took, and why the others are missing."""
-    columns: dict[str, Any] = {}
-    missing: dict[str, str] = {}
-    seconds: dict[str, float] = {}
-    for name in names:
-        start = time.perf_counter()
-        found, reasons = compute_scores(inputs, [name])
-        columns |= found
-        missing |= reasons
-        if name in found:
-            seconds[name] = time.perf_counter() - start
-    return columns, missing, seconds
-
-
-def labels_by(
-    references: Sequence[Sequence[str]],
-    answers: Sequence[str],
-    criteria: Sequence[tuple[str, float | None]],
-) -> tuple[list[tuple[str, Any]], dict[str, str]]:
-    """Wrong or not by each criterion that these references allow, and why not by the others."""
-    found, left_out = [], {}
-    for criterion, level in criteria:
-        title = criterion if level is None else f"{criterion} ≥ {level:g}"
-        try:
-            wrong = [
-                is_wrong(answer, right, criterion, level)
-                for answer, right in zip(answers, references, strict=True)
-            ]
-        except InputError as error:  # such as VQA accuracy with one reference
-            left_out[title] = str(error)
-            continue
-        found.append((title, np.array(wrong)))
-    return found, left_out
-
-
-def _results(bench: Bench, found: Mapping[str, Compared]) -> Results:
-    first = next(iter(found.values()))
-    rows = []
-    for name in first.cells:
-        cells = {place: compared.cells[name] for place, compared in found.items()}
-        if name in SCORES:
-            rows.append(Row(name, SCORES[name].title, "Baselines", cells, SCORES[name].note))
-            continue
-        row = ABLATIONS[name]
-        note = f"ranks as {ABLATIONS[row.equals].title}: {row.reason}" if row.equals else ""
-        title = row.title if row.name in ("paper", "practical") else f"{row.title} ({row.preset})"
-        rows.append(Row(name, title, group_of(row), cells, note))
-    return Results(
-        bench.name,
-        [compared.place for compared in found.values()],
-        rows,
-        [curve for compared in found.values() for curve in compared.curves],
-    )
+        found.append(
+            over_criteria(name, queries, wanted.criteria, wanted.methods, config.calibrate)
+        )
+    store.save_object(run / FOLDER, FILE, KIND, VERSION, _Drawn(key, found))
+    return found
 
 
 def write(results: Results, out: Path) -> None:
     """results.json, .md, .csv, .tex and one SVG per curve."""
-    save_json(out / "results.json", as_tree(results))
-    save(out / "results.md", tables.markdown(results).encode())
-    save(out / "results.csv", tables.comma_separated(results).encode())
-    save(out / "results.tex", tables.latex(results).encode())
+    store.save_json(out / "results.json", asdict(results))
+    store.save(out / "results.md", tables.markdown(results).encode())
+    store.save(out / "results.csv", csv_bytes(tables.CSV_HEADER, tables.csv_rows(results)))
+    store.save(out / "results.tex", tables.latex(results).encode())
     for curve in results.curves:
         name = f"{slug(curve.place)}-{curve.over}.svg"
-        save(out / name, plots.curve_svg(curve).encode())
+        store.save(out / name, plots.curve_svg(curve).encode())

@@ -7,8 +7,7 @@ of the training distribution.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -16,53 +15,42 @@ from fusevlm import checks
 from fusevlm.checks import BoolArray, FloatArray
 from fusevlm.config import EvaluateConfig
 from fusevlm.errors import UndefinedMetricError
-from fusevlm.pipeline.data import metadata
-from fusevlm.pipeline.intervals import Row, interval
-from fusevlm.types import Query
-
-if TYPE_CHECKING:
-    from fusevlm.pipeline.methods import Judged
+from fusevlm.pipeline.measure import Row, interval
+from fusevlm.pipeline.methods import Applied
+from fusevlm.types import Queries
 
 SHOWN = ("evidence", "p_wrong", "u")
 
 
 def causes(
-    s: FloatArray,
-    judged: Judged | None,
-    method: str | None,
-    queries: Sequence[Query],
-    clusters: Sequence[str],
-    config: EvaluateConfig,
+    queries: Queries, applied: Applied | None, method: str | None, config: EvaluateConfig
 ) -> dict[str, Any]:
-    """Both tables, as far as the queries carry the columns the config names."""
+    """Both tables, as far as the config names their columns."""
     found: dict[str, Any] = {}
     if config.severity:
-        found["prior_by_severity"] = by_severity(s, queries, clusters, config)
-    if config.out_of_distribution and judged is not None:
-        values = {"u": judged.u, "p_wrong": judged.p_wrong, **judged.columns}
+        found["prior_by_severity"] = by_severity(queries, config)
+    if config.out_of_distribution and applied is not None:
+        values = {"u": applied.u, "p_wrong": applied.p_wrong, **applied.shown}
         wanted = {name: values[name] for name in SHOWN}
         found["method"] = method
-        found["against_in_distribution"] = against(wanted, queries, clusters, config)
+        found["against_in_distribution"] = against(wanted, queries, config)
     return found
 
 
-def by_severity(
-    s: FloatArray, queries: Sequence[Query], clusters: Sequence[str], config: EvaluateConfig
-) -> list[dict[str, Any]]:
+def by_severity(queries: Queries, config: EvaluateConfig) -> list[dict[str, Any]]:
     """Mean s at each severity, over all corruptions and for each; untouched pictures are in all."""
     from scipy.stats import spearmanr
 
-    level = _levels(queries, config)
+    s, level = queries.s, _levels(queries, config)
     kinds: dict[str, BoolArray] = {"all": np.full(len(s), True)}
     if config.corruption:
-        found = metadata(queries, config.corruption, "evaluate.corruption")
-        names = [str(name) for name in found]
+        names = [str(name) for name in queries.column(config.corruption, "evaluate.corruption")]
         touched = {name for name, at in zip(names, level, strict=True) if at > 0}
         kinds |= {k: np.array([n == k for n in names]) | (level == 0) for k in sorted(touched)}
     rows = []
     for kind, mask in kinds.items():
         levels = np.unique(level[mask])
-        means = [_mean(s, mask & (level == at), clusters, config) for at in levels]
+        means = [_mean(s, mask & (level == at), queries, config) for at in levels]
         estimates = [row["estimate"] for row in means]
         ranked = len(levels) > 1 and len(set(estimates)) > 1
         rows.append(
@@ -77,10 +65,7 @@ def by_severity(
 
 
 def against(
-    values: dict[str, FloatArray],
-    queries: Sequence[Query],
-    clusters: Sequence[str],
-    config: EvaluateConfig,
+    values: dict[str, FloatArray], queries: Queries, config: EvaluateConfig
 ) -> list[dict[str, Any]]:
     """Difference of means: queries with a flag against queries with none.
 
@@ -88,7 +73,7 @@ def against(
     (severities are drawn alike in both). Without a severity column only the last.
     """
     flags = {
-        column: np.array(metadata(queries, column, "evaluate.out_of_distribution"), dtype=np.bool_)
+        column: np.array(queries.column(column, "evaluate.out_of_distribution"), dtype=np.bool_)
         for column in config.out_of_distribution
     }
     inside = ~np.any(list(flags.values()), axis=0)
@@ -116,7 +101,7 @@ def against(
                     "n": int(group.sum()),
                     "n_reference": int(reference.sum()),
                     **{
-                        what: _difference(v, group, reference, clusters, config)
+                        what: _difference(v, group, reference, queries, config)
                         for what, v in values.items()
                     },
                 }
@@ -124,20 +109,23 @@ def against(
     return rows
 
 
-def _levels(queries: Sequence[Query], config: EvaluateConfig) -> FloatArray:
-    return checks.vector(metadata(queries, config.severity, "evaluate.severity"), config.severity)
+def _levels(queries: Queries, config: EvaluateConfig) -> FloatArray:
+    return checks.vector(queries.column(config.severity, "evaluate.severity"), config.severity)
 
 
 def _difference(
     values: FloatArray,
     group: BoolArray,
     reference: BoolArray,
-    clusters: Sequence[str],
+    queries: Queries,
     config: EvaluateConfig,
 ) -> Row | None:
-    rows = np.flatnonzero(group | reference)
-    ids = [clusters[int(i)] for i in rows]
-    return interval(mean_difference, values[rows], group[rows], ids, config)
+    mask = group | reference
+    return interval(mean_difference, values[mask], group[mask], _units(queries, mask), config)
+
+
+def _units(queries: Queries, mask: BoolArray) -> list[str]:
+    return [unit for unit, inside in zip(queries.units or (), mask, strict=True) if inside]
 
 
 def mean_difference(values: FloatArray, group: Any) -> float:
@@ -148,8 +136,9 @@ def mean_difference(values: FloatArray, group: Any) -> float:
     return float(values[inside].mean() - values[~inside].mean())
 
 
-def _mean(s: FloatArray, mask: BoolArray, clusters: Sequence[str], config: EvaluateConfig) -> Row:
-    ids = [c for c, inside in zip(clusters, mask, strict=True) if inside]
-    found = interval(lambda u, _: float(np.mean(u)), s[mask], np.zeros(mask.sum()), ids, config)
+def _mean(s: FloatArray, mask: BoolArray, queries: Queries, config: EvaluateConfig) -> Row:
+    found = interval(
+        lambda u, _: float(np.mean(u)), s[mask], np.zeros(mask.sum()), _units(queries, mask), config
+    )
     assert found is not None  # a mean is always defined
     return found

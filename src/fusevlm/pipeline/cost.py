@@ -81,7 +81,7 @@ def needs(config: Config) -> list[Need]:
     if config.adapter.source != TRAIN:
         models.append(("adapter.source", config.adapter.source, "adapter"))
     found += [_model(what, source, part) for what, source, part in models]
-    if config.semantics.clusters == "nli" or config.semantics.similarity == "nli":
+    if config.semantics.meanings == "nli" or config.semantics.similarity == "nli":
         found.append(_model("semantics.nli", config.semantics.nli, ""))
     return found
 

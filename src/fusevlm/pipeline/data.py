@@ -6,19 +6,24 @@ import hashlib
 import heapq
 import io
 import json
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from fusevlm.config import EMBEDDED, OFFICIAL, Config, DataConfig
+from fusevlm.data.units import units_of
 from fusevlm.errors import InputError
-from fusevlm.pipeline.run import Work, require
-from fusevlm.pipeline.tables import read_parquet, save_parquet
-from fusevlm.store import runs as folders
+from fusevlm.pipeline.run import Work
+from fusevlm.store import read_parquet, save, save_parquet
+from fusevlm.store.runs import require
 from fusevlm.types import Query
 
+logger = logging.getLogger(__name__)
+
 QUERIES, IMAGES = "queries.parquet", "images"
-JUDGED = ("calibration", "test")  # the splits that are sampled and scored
+CALIBRATION, TEST, TRAIN = "calibration", "test", "train"
+JUDGED = (CALIBRATION, TEST)  # the splits that are sampled and scored
 
 
 def inputs(config: Config) -> dict[str, Path]:
@@ -39,12 +44,14 @@ def inputs(config: Config) -> dict[str, Path]:
 def make(work: Work) -> dict[str, int]:
     """Write the queries."""
     splits = load_splits(work.config.data)
+    units = {s: units_of(queries, work.config.data.unit) for s, queries in splits.items()}
+    refuse_overlap(splits, units)
     total = sum(len(queries) for queries in splits.values())
     rows: dict[str, list[Any]] = {name: [] for name in _COLUMNS}
     for split, queries in splits.items():
         for number, query in enumerate(queries):
             images = _keep_images(work.folder("data"), split, number, query)
-            for name, value in _row(split, query, images).items():
+            for name, value in _row(split, query, images, units[split][number]).items():
                 rows[name].append(value)
             work.progress(len(rows["query_id"]), total)
     save_parquet(work.folder("data") / QUERIES, rows)
@@ -66,6 +73,38 @@ def load_splits(data: DataConfig) -> dict[str, list[Query]]:
         split: read_queries(path, data.images or None, limit=limits.get(split))
         for split, path in _files(data).items()
     }
+
+
+def refuse_overlap(splits: dict[str, list[Query]], units: dict[str, list[str]]) -> None:
+    """No query may be in calibration and test; a unit in both is said."""
+    if not set(JUDGED) <= set(splits):
+        return
+
+    def key(query: Query) -> tuple[str, ...]:
+        return (query.question, *map(str, query.history), *map(_picture, query.images))
+
+    known = {key(query) for query in splits[CALIBRATION]}
+    both = [query.id for query in splits[TEST] if key(query) in known]
+    if both:
+        raise InputError(
+            f"{len(both)} of {len(splits[TEST])} test queries are calibration queries too (first "
+            f"{both[0]!r}): figures on them would flatter and the guarantee would be void. Give "
+            f"tables that share no query."
+        )
+    shared = set(units[CALIBRATION]) & set(units[TEST])
+    if shared:
+        logger.warning(
+            "%d units (such as %s) are in calibration and in test: the two are not independent, "
+            "and figures may flatter.",
+            len(shared),
+            min(shared),
+        )
+
+
+def _picture(image: Any) -> str:
+    if isinstance(image, str | Path):
+        return str(Path(image).resolve())
+    return hashlib.sha256(image if isinstance(image, bytes) else image.tobytes()).hexdigest()
 
 
 def draw_official(data: DataConfig) -> dict[str, list[Query]]:
@@ -104,13 +143,16 @@ def _files(data: DataConfig) -> dict[str, str]:
     return {split: path for split, path in named.items() if path}
 
 
-_COLUMNS = ("query_id", "split", "question", "images", "history", "references", "metadata")
+_COLUMNS = (
+    "query_id", "split", "unit", "question", "images", "history", "references", "metadata",
+)  # fmt: skip
 
 
-def _row(split: str, query: Query, images: Sequence[str]) -> dict[str, Any]:
+def _row(split: str, query: Query, images: Sequence[str], unit: str) -> dict[str, Any]:
     return {
         "query_id": f"{split}/{query.id}",
         "split": split,
+        "unit": unit,
         "question": query.question,
         "images": list(images),
         "history": json.dumps([list(turn) for turn in query.history]),
@@ -129,15 +171,15 @@ def _keep_images(folder: Path, split: str, number: int, query: Query) -> list[st
         name = f"{IMAGES}/{split}-{number:05d}-{k}.png"
         buffer = io.BytesIO()
         image.save(buffer, format="PNG")
-        folders.save(folder / name, buffer.getvalue())
+        save(folder / name, buffer.getvalue())
         kept.append(name)
     return kept
 
 
-def read_queries_of(run: Path, splits: Sequence[str] = JUDGED) -> list[Query]:
-    """The stored queries of some splits, in order; ``metadata["split"]`` says which."""
+def read_asked(run: Path, splits: Sequence[str] = JUDGED) -> list[Query]:
+    """The stored queries of some splits, in order; ``metadata`` holds their split and unit too."""
     folder = require(run, "data")
-    table = read_parquet(folder / QUERIES)
+    table = read_parquet(folder / QUERIES, "Make it again: --redo data.")
     found = []
     for i, split in enumerate(table["split"]):
         if split in splits:
@@ -148,18 +190,11 @@ def read_queries_of(run: Path, splits: Sequence[str] = JUDGED) -> list[Query]:
                     images=[folder / name for name in table["images"][i]],
                     history=[(role, text) for role, text in json.loads(table["history"][i])],
                     references=table["references"][i],
-                    metadata={**json.loads(table["metadata"][i]), "split": split},
+                    metadata={
+                        **json.loads(table["metadata"][i]),
+                        "split": split,
+                        "unit": table["unit"][i],
+                    },
                 )
             )
     return found
-
-
-def metadata(queries: Sequence[Query], column: str, key: str) -> list[Any]:
-    """A metadata column, or an error that names the config key and the columns there are."""
-    for query in queries:
-        if column not in query.metadata:
-            raise InputError(
-                f"{key} names {column!r}, which query {query.id!r} lacks; it has "
-                f"{', '.join(map(str, query.metadata)) or 'no columns'}."
-            )
-    return [query.metadata[column] for query in queries]

@@ -12,14 +12,15 @@ import numpy as np
 
 from fusevlm.data.images import load_image
 from fusevlm.errors import InputError
-from fusevlm.pipeline.data import read_queries_of
+from fusevlm.pipeline.data import TEST, read_asked
 from fusevlm.pipeline.evaluate import read_predictions, read_results
-from fusevlm.pipeline.methods import FORMS
-from fusevlm.pipeline.run import Work, require
+from fusevlm.pipeline.methods import FUSE, GUARANTEED, find_method
+from fusevlm.pipeline.run import Work
 from fusevlm.render.page import Example, render_page
 from fusevlm.render.plots import Line, draw_plots
+from fusevlm.store import save
 from fusevlm.store.generations import read_generations
-from fusevlm.store.runs import save
+from fusevlm.store.runs import require
 from fusevlm.types import Samples
 
 PAGE = "index.html"
@@ -39,7 +40,7 @@ def make(work: Work) -> dict[str, int]:
     folder = work.folder("report")
     for name, svg in plots.items():
         save(folder / f"{name}.svg", svg.encode())
-    shown = next((name for name in methods if name in FORMS), methods[0])
+    shown = next((n for n in methods if find_method(n).group == FUSE), methods[0])
     rows = spread(lines[shown].u, work.config.report.examples)
     examples = _examples(work.run, table, shown, rows)
     page = render_page(work.config.name, results, plots, examples, shown)
@@ -65,7 +66,7 @@ def _examples(
     run: Path, table: dict[str, list[Any]], method: str, rows: list[int]
 ) -> list[Example]:
     wanted = {table["query_id"][row] for row in rows}
-    queries = {q.id: q for q in read_queries_of(run, ("test",)) if q.id in wanted}
+    queries = {q.id: q for q in read_asked(run, (TEST,)) if q.id in wanted}
     said = {
         g.query_id: g.samples
         for g in read_generations(require(run, "sample"))
@@ -75,7 +76,7 @@ def _examples(
     for row in rows:
         query_id = table["query_id"][row]
         query, samples = queries[query_id], said[query_id]
-        answered = table[f"{method}.answered_guaranteed"][row]
+        answered = table[f"{method}.answered_{GUARANTEED}"][row]
         found.append(
             Example(
                 image=thumbnail(query.images[0]) if query.images else "",

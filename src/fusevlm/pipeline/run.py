@@ -13,9 +13,11 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from fusevlm import checks
 from fusevlm.config import Config, as_tree
-from fusevlm.errors import ArtefactError, InputError
-from fusevlm.store import runs as folders
+from fusevlm.errors import ArtefactError
+from fusevlm.store import hold, runs
+from fusevlm.store.files import digest_input
 from fusevlm.store.runs import Manifest
 
 Progress = Callable[[int, int], None]  # done, in all
@@ -50,10 +52,12 @@ STAGES: dict[str, Stage] = {
     "sample": Stage(("data",), ("sample",)),
     "embed": Stage(("data",), ("embed",)),
     "adapter": Stage(("data", "embed"), ("adapter",)),
-    "semantics": Stage(("data", "sample"), ("semantics",)),
-    "score": Stage(("data", "sample", "adapter", "semantics"), ("score",)),
-    "calibrate": Stage(("sample", "score"), ("calibrate", "score.layer")),
-    "evaluate": Stage(("data", "sample", "score", "calibrate"), ("evaluate", "score.layer")),
+    "semantics": Stage(("data", "sample"), ("semantics", "score.baselines")),
+    "score": Stage(("data", "sample", "adapter", "semantics"), ("score", "adapter.statistic")),
+    "calibrate": Stage(
+        ("data", "sample", "adapter", "score"), ("calibrate", "score.layer", "adapter.statistic")
+    ),
+    "evaluate": Stage(("data", "sample", "adapter", "score", "calibrate"), ("evaluate",)),
     "report": Stage(("data", "sample", "evaluate"), ("report",)),
 }
 
@@ -83,7 +87,7 @@ def states(run: Path, config: Config, *, look_outside: bool = True) -> dict[str,
 def _state(
     run: Path, config: Config, name: str, earlier: Mapping[str, State], *, look_outside: bool
 ) -> State:
-    manifest = folders.read_manifest(run, name)
+    manifest = runs.read_manifest(run, name)
     if manifest is None:
         return State(MISSING)
     now = settings_of(name, config)
@@ -119,25 +123,21 @@ def inputs_of(name: str, config: Config) -> dict[str, str]:
     """Digests of the files outside the run that a stage reads."""
     look = getattr(_module(name), "inputs", None)
     paths: dict[str, Path] = {} if look is None else look(config)
-    return {what: folders.digest_input(path) for what, path in paths.items()}
+    return {what: digest_input(path) for what, path in paths.items()}
 
 
 def _module(name: str) -> Any:
     return import_module(f"fusevlm.pipeline.{name}")
 
 
-def chosen_stages(only: str | None) -> list[str]:
-    """All stages, or the one that is named."""
-    if only is None:
+def chosen_stages(only: str | None = None, to: str | None = None) -> list[str]:
+    """All stages; the one that is named; or one with all that it rests on."""
+    if only is not None:
+        return [checks.known(only, STAGES, "stage")]
+    if to is None:
         return list(STAGES)
-    check_stage(only)
-    return [only]
-
-
-def check_stage(name: str) -> None:
-    """Refuse a name that is no stage."""
-    if name not in STAGES:
-        raise InputError(f"no stage is called {name!r}; stages are {', '.join(STAGES)}.")
+    checks.known(to, STAGES, "stage")
+    return [name for name in STAGES if name == to or _reads(to, name)]
 
 
 def run_stages(
@@ -145,6 +145,7 @@ def run_stages(
     config: Config,
     *,
     only: str | None = None,
+    to: str | None = None,
     redo: str | None = None,
     say: Callable[[str], None] = lambda text: None,
     progress: Callable[[str], Progress] = lambda stage: lambda done, total: None,
@@ -152,19 +153,19 @@ def run_stages(
 ) -> dict[str, Manifest]:
     """Bring the run up to date; the manifests of all chosen stages.
 
-    ``redo`` first removes that stage and those after it. ``redo_command`` is what a refusal tells
-    the reader to do about a stale stage.
+    ``only`` is one stage alone, ``to`` one stage with those it rests on. ``redo`` first removes
+    that stage and those after it. ``redo_command`` is what a refusal tells the reader to do about a
+    stale stage.
     """
-    wanted = chosen_stages(only)
-    with folders.hold(run):
-        if folders.is_run(run):
-            folders.read_run(run)  # refuses a foreign or newer folder
+    wanted = chosen_stages(only, to)
+    with hold(run):
+        if runs.is_run(run):
+            runs.read_run(run)  # refuses a foreign or newer folder
         if redo is not None:
-            check_stage(redo)
-            for name in list(STAGES)[list(STAGES).index(redo) :]:
-                folders.remove_stage(run, name)
+            for name in [checks.known(redo, STAGES, "stage"), *_after(redo)]:
+                runs.remove_stage(run, name)
         _refuse_stale(run, config, wanted, redo_command)
-        folders.write_run(run, config)
+        runs.write_run(run, config)
         return {name: _bring(run, config, name, say, progress(name)) for name in wanted}
 
 
@@ -179,13 +180,17 @@ def _refuse_stale(
                 f"{name} is stale: {state.reason}. Run: {redo_command(name)}\n"
                 f"That makes {name} and the stages after it again; another run folder keeps both."
             )
-    if len(wanted) == 1:
-        for before in STAGES[wanted[0]].after:
-            if found[before].kind != FRESH:
-                raise ArtefactError(
-                    f"{wanted[0]} needs {before}, which is {found[before].kind} in {run}. Make it "
-                    f"first, with fusevlm run."
-                )
+    for before in STAGES[wanted[0]].after:
+        if found[before].kind != FRESH:
+            raise ArtefactError(
+                f"{wanted[0]} needs {before}, which is {found[before].kind} in {run}. Make it "
+                f"first, with fusevlm run."
+            )
+
+
+def _after(stage: str) -> list[str]:
+    """The stages that rest on ``stage``."""
+    return [name for name in STAGES if _reads(name, stage)]
 
 
 def _reads(stage: str, other: str) -> bool:
@@ -196,21 +201,21 @@ def _reads(stage: str, other: str) -> bool:
 def _bring(
     run: Path, config: Config, name: str, say: Callable[[str], None], progress: Progress
 ) -> Manifest:
-    manifest = folders.read_manifest(run, name)
+    manifest = runs.read_manifest(run, name)
     if manifest is not None and manifest.complete:
         say(f"{name}: done before ({describe(manifest.counts)})")
         return manifest
     say(f"{name}: {'goes on' if manifest is not None else 'begins'}")
     upstream = {}
     for before in STAGES[name].after:
-        above = folders.read_manifest(run, before)
+        above = runs.read_manifest(run, before)
         assert above is not None  # refused before
         upstream[before] = above.digest
     earlier = 0.0 if manifest is None else manifest.seconds
     begun = Manifest(
         name, settings_of(name, config), inputs_of(name, config), upstream, seconds=earlier
     )
-    folders.write_manifest(run, begun)
+    runs.write_manifest(run, begun)
     start = time.monotonic()
     try:
         counts = _module(name).make(Work(run, config, progress))
@@ -221,11 +226,11 @@ def _bring(
     done = replace(
         begun,
         complete=True,
-        digest=folders.digest_stage(run / name),
+        digest=runs.digest_stage(run / name),
         seconds=seconds,
         counts=counts,
     )
-    folders.write_manifest(run, done)
+    runs.write_manifest(run, done)
     say(f"{name}: {seconds:.1f} s ({describe(counts)})")
     return done
 
@@ -234,7 +239,7 @@ def _note_seconds(run: Path, begun: Manifest, start: float) -> None:
     """Keep the time an interrupted stage took; a full disk must not hide what went wrong."""
     try:
         seconds = round(begun.seconds + time.monotonic() - start, 2)
-        folders.write_manifest(run, replace(begun, seconds=seconds))
+        runs.write_manifest(run, replace(begun, seconds=seconds))
     except ArtefactError:
         return
 
@@ -242,11 +247,3 @@ def _note_seconds(run: Path, begun: Manifest, start: float) -> None:
 def describe(counts: Mapping[str, int]) -> str:
     """Such as ``500 calibration, 1500 test``."""
     return ", ".join(f"{value} {name}" for name, value in counts.items())
-
-
-def require(run: Path, stage: str) -> Path:
-    """The folder of a finished stage, or an error that says how to finish it."""
-    manifest = folders.read_manifest(run, stage)
-    if manifest is None or not manifest.complete:
-        raise ArtefactError(f"{run} has no finished stage {stage}. Go on with fusevlm run.")
-    return run / stage

@@ -1,63 +1,127 @@
-"""Stage sample: n answers of the vision-language model to every judged query."""
+"""Stage sample: n samples and the judged answer of the model to every query."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
+from fusevlm import checks
+from fusevlm.checks import FloatArray
 from fusevlm.config import Config, SampleConfig
-from fusevlm.models.registry import local_input, model_folder, need_models
-from fusevlm.pipeline.data import read_queries_of
-from fusevlm.pipeline.run import Work
-from fusevlm.pipeline.stages import sample_stage
-
-if TYPE_CHECKING:
-    from fusevlm.models.huggingface import HuggingFace
+from fusevlm.errors import InputError
+from fusevlm.fuse.estimator import Fuse
+from fusevlm.fuse.evidence import response_rows
+from fusevlm.models.protocol import SHORT_ANSWER, Decoding, Model
+from fusevlm.models.registry import load_model, local_input
+from fusevlm.models.temperatures import parse
+from fusevlm.pipeline.data import read_asked
+from fusevlm.pipeline.run import Progress, Work
+from fusevlm.store.generations import KIND, Whiten, write_generations
+from fusevlm.store.parts import Parts
+from fusevlm.types import Query, Samples
 
 PART = "vlm"
 
 
 def inputs(config: Config) -> dict[str, Path]:
     """The model's folder, if it is one."""
-    return local_input("sample.model", config.sample.model, PART)
+    found = local_input("sample.model", config.sample.model, PART)
+    if config.sample.gram:
+        found["sample.gram"] = Path(config.sample.gram)
+    return found
 
 
 def make(work: Work) -> dict[str, int]:
     """Sample, or go on sampling."""
-    from fusevlm.models.temperatures import parse
-
     sample = work.config.sample
-    queries = read_queries_of(work.run)
-    backend = load_backend(sample)
-    outcome = sample_stage(
-        backend,
+    queries = read_asked(work.run)
+    parts = Parts(work.folder("sample"), KIND)
+    model = load_sampler(sample)
+    sample_parts(
+        parts,
+        model,
         queries,
-        work.folder("sample"),
-        n=sample.n,
-        temperatures=parse(sample.temperature, sample.n, sample.seed),
+        parse(sample.temperature, sample.n, sample.seed),
         seed=sample.seed,
         batch=sample.batch,
-        decoding=backend.decoding,
         half=sample.half,
+        gram=_whitened_gram(Fuse.load(sample.gram)) if sample.gram else None,
         progress=work.progress,
     )
-    return {"queries": outcome.done, "failed": outcome.failed, "samples": outcome.done * sample.n}
+    return {
+        "queries": parts.total("queries"),
+        "failed": parts.total("failed"),
+        "samples": parts.total("queries") * sample.n,
+        "near_boundary": parts.total("near_boundary"),
+    }
 
 
-def load_backend(sample: SampleConfig) -> HuggingFace:
+def sample_parts(
+    parts: Parts,
+    model: Model,
+    queries: Sequence[Query],
+    temperatures: FloatArray,
+    *,
+    seed: int = 0,
+    batch: int = 8,
+    half: bool = False,
+    gram: Whiten | None = None,
+    progress: Progress = lambda done, total: None,
+) -> None:
+    """Sample what is missing, ``batch`` queries a part.
+
+    Parts are cut by position, so a resumed run has the batch layout of an uninterrupted one and
+    gives the same bytes.
+    """
+    for index, some in missing_parts(parts, queries, batch, progress):
+        found = list(model.sample(some, len(temperatures), temperatures, seed))
+        write_generations(parts, index, found, half=half, gram=gram)
+
+
+def missing_parts(parts: Parts, queries: Sequence[Any], batch: int, progress: Progress) -> Any:
+    """(number, queries) of each part that is not there yet; progress counts queries."""
+    done = parts.total("queries")
+    progress(done, len(queries))
+    for index, start in enumerate(range(0, len(queries), batch)):
+        if index not in parts:
+            some = queries[start : start + batch]
+            yield index, some
+            done += len(some)
+            progress(done, len(queries))
+
+
+def _whitened_gram(fuse: Fuse) -> Whiten:
+    whitener = fuse.model.whitener
+    if whitener is None:
+        raise InputError("this fit has no whitening to make Grams with; fit it on embeddings.")
+
+    def gram(samples: Samples) -> tuple[FloatArray, int]:
+        return whitener.gram(response_rows(samples, fuse.options)), whitener.d
+
+    return gram
+
+
+def load_sampler(sample: SampleConfig) -> Model:
     """The model of a config, ready to sample."""
-    need_models("sampling")
-    from fusevlm.models.huggingface import HuggingFace
-    from fusevlm.models.protocol import SHORT_ANSWER, Decoding
-
     decoding = Decoding(
         prompt=sample.prompt or SHORT_ANSWER,
         max_new_tokens=sample.max_new_tokens,
+        top_p=None if sample.top_p == 1.0 else sample.top_p,
+        top_k=sample.top_k or None,
+        stop=sample.stop,
+        answer_temperature=sample.answer_temperature,
         layers=tuple(int(x) if x.lstrip("-").isdigit() else x for x in sample.layers),
+        path=sample.path,
     )
-    return HuggingFace.load(
-        model_folder(sample.model, PART),
-        decoding=decoding,
-        dtype=sample.dtype,
-        device_map=sample.device_map or None,
-    )
+    options: dict[str, Any] = {
+        "dtype": sample.dtype,
+        "device_map": sample.device_map or None,
+        "revision": sample.revision or None,
+    }
+    if sample.quantize:
+        transformers = checks.extra("transformers", "quantized weights", "torch")
+        options["quantization_config"] = transformers.BitsAndBytesConfig(
+            load_in_4bit=sample.quantize == "4bit", load_in_8bit=sample.quantize == "8bit"
+        )
+    return load_model(sample.model, decoding, part=PART, **options)

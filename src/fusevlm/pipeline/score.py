@@ -1,13 +1,15 @@
-"""Stage score: a column per score, and apart from them which answers are wrong.
+"""Stage score: a column per baseline, and apart from them which answers are wrong.
 
-Scores that have something to tune see the labels of calibration queries, and no others. From here
-on nothing loads a model: everything comes from the tables of earlier stages.
+Baselines that have something to tune see the labels of calibration queries, and no others. From
+here on nothing loads a model: :func:`read_table` joins what earlier stages stored, once per stage,
+and without hidden states where nobody needs them.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,92 +19,133 @@ from fusevlm.checks import BoolArray, FloatArray
 from fusevlm.config import Config
 from fusevlm.data.correctness import is_wrong
 from fusevlm.errors import ArtefactError, InputError
-from fusevlm.pipeline.adapter import STATISTICS
-from fusevlm.pipeline.data import read_queries_of
-from fusevlm.pipeline.run import Work, require
-from fusevlm.pipeline.semantics import Meaning, read_meanings
-from fusevlm.pipeline.tables import read_parquet, save_parquet
-from fusevlm.scores import Inputs, compute_scores
+from fusevlm.pipeline.adapter import read_statistics
+from fusevlm.pipeline.data import CALIBRATION, read_asked
+from fusevlm.pipeline.run import Work
+from fusevlm.pipeline.semantics import read_semantics
+from fusevlm.scores import SCORES, compute_scores, needs_of
+from fusevlm.store import read_json, read_parquet, save_json, save_parquet
 from fusevlm.store.generations import read_generations
-from fusevlm.store.runs import save_json
-from fusevlm.types import Generation, Query, Samples
+from fusevlm.store.runs import SECONDS, require
+from fusevlm.types import Generation, Queries, Query, Samples
 
 TABLE, LABELS, FAILED, ABSENT = "scores.parquet", "labels.parquet", "failed.json", "absent.json"
-PRIOR = "s"  # the column that holds adapter.statistic
 MIDDLE = "middle"
-TEXT = ("query_id", "split")
+REDO = "Make it again: --redo score."
 
 
 def make(work: Work) -> dict[str, int]:
     """Write scores, labels, and the queries that have neither with the reason."""
-    layer = work.config.score.layer
-    queries = {q.id: q for q in read_queries_of(work.run)}
-    found = {g.query_id: g for g in read_generations(require(work.run, "sample"), layer)}
-    statistics = _statistics(work.run)
-    failed = _failed(found, statistics)
-    ids = [i for i in queries if i not in failed]
-    if not ids:
-        reasons = sorted(set(failed.values()))
-        raise ArtefactError(f"all {len(queries)} queries failed: {'; '.join(reasons[:3])}")
-    splits = [str(queries[i].metadata["split"]) for i in ids]
-    generations = [found[i] for i in ids]
-    asked = [queries[i] for i in ids]
-    samples = [g.samples for g in generations if g.samples is not None]
-    wrong = judge(asked, samples, work.config.score.criterion)
-    columns, absent = compute_scores(
-        score_inputs(
-            asked, generations, read_meanings(work.run), wrong, work.config.score.criterion
-        )
-    )
-    for name in next(iter(statistics.values())):
-        columns[name] = np.array([statistics[i][name] for i in ids])
-    columns[PRIOR] = columns[work.config.adapter.statistic]
+    names = work.config.score.baselines or tuple(SCORES)
+    queries, failed = read_table(work.run, work.config, states=needs_of(names))
+    columns, absent, seconds = timed_scores(queries, names)
     folder = work.folder("score")
-    save_parquet(folder / TABLE, {"query_id": ids, "split": splits, **columns})
-    save_parquet(folder / LABELS, {"query_id": ids, "wrong": wrong})
+    save_parquet(folder / TABLE, {"query_id": queries.ids, **columns})
+    save_parquet(folder / LABELS, {"query_id": queries.ids, "wrong": queries.wrong})
     save_json(folder / FAILED, failed)
     save_json(folder / ABSENT, absent)
-    return {"queries": len(ids), "failed": len(failed), "columns": len(columns)}
+    save_json(folder / SECONDS, seconds)
+    return {
+        "queries": len(queries),
+        "failed": len(failed),
+        "columns": len(columns),
+        "absent": len(absent),
+    }
 
 
-def score_inputs(
-    queries: Sequence[Query],
-    generations: Sequence[Generation],
-    meanings: Mapping[str, Meaning],
-    wrong: BoolArray,
-    criterion: str,
-) -> Inputs:
-    """All that scores may read of these queries; labels are for calibration queries only."""
+def timed_scores(
+    queries: Queries, names: Sequence[str]
+) -> tuple[dict[str, FloatArray], dict[str, str], dict[str, float]]:
+    """Each baseline by itself with the seconds it took, and why the others are absent."""
+    columns: dict[str, FloatArray] = {}
+    absent: dict[str, str] = {}
+    seconds: dict[str, float] = {}
+    for name in names:
+        start = time.perf_counter()
+        found, reasons = compute_scores(queries, [name])
+        columns |= found
+        absent |= reasons
+        if name in found:
+            seconds[name] = round(time.perf_counter() - start, 4)
+    return columns, absent, seconds
+
+
+def read_table(
+    run: Path, config: Config, *, states: set[str] | None = None
+) -> tuple[Queries, dict[str, str]]:
+    """All queries of a run that did not fail, before they are scored; and why the others did.
+
+    ``states`` are needs of scores or methods: hidden states are read only where they hold
+    ``embeddings`` or ``middle``.
+    """
+    needs = states or set()
+    asked = {q.id: q for q in read_asked(run)}
+    layer = config.score.layer if "embeddings" in needs else None
+    further = (MIDDLE,) if "middle" in needs and MIDDLE in config.sample.layers else ()
+    found = {g.query_id: g for g in read_generations(require(run, "sample"), layer, layers=further)}
+    statistics = read_statistics(run)
+    failed = _failed(found, statistics)
+    ids = [i for i in asked if i in found and i not in failed]
+    if not ids:
+        reasons = sorted(set(failed.values()))
+        raise ArtefactError(f"all {len(asked)} queries failed: {'; '.join(reasons[:3])}")
+    queries = [asked[i] for i in ids]
+    generations = [found[i] for i in ids]
     samples = [g.samples for g in generations if g.samples is not None]
-    fit = np.flatnonzero([q.metadata["split"] == "calibration" for q in queries])
-    known = [meanings[q.id] for q in queries]
-    p_true = [m.p_true for m in known if m.p_true is not None]
-    middle = [np.asarray(g.layers[MIDDLE]) for g in generations if MIDDLE in g.layers]
-    return Inputs(
+    meant = read_semantics(run) if needs else {}
+    fit = np.flatnonzero([q.metadata["split"] == CALIBRATION for q in queries])
+    labelled = all(q.references for q in queries)
+    table = Queries(
+        ids,
         samples,
-        middle=middle if len(middle) == len(samples) else None,
-        clusters=_all([m.clusters for m in known]),
-        similarity=_all([m.similarity for m in known]),
-        answer_similarity=_all([m.answer_similarity for m in known]),
-        agreement=_all([m.agreement for m in known]),
-        p_true=np.array(p_true) if len(p_true) == len(known) else None,
+        wrong=label(queries, samples, config.score.criterion) if labelled else None,
+        prior={config.adapter.statistic: [statistics[i][config.adapter.statistic] for i in ids]},
+        columns=_columns(queries, statistics, ids),
+        units=[str(q.metadata["unit"]) for q in queries],
         fit=fit if len(fit) else None,
-        wrong=wrong,
+        references=[q.references for q in queries],
+        semantics=[meant[i] for i in ids] if meant else None,
+        states={MIDDLE: [g.layers[MIDDLE] for g in generations]} if further else {},
         sample_wrong=[
-            _sample_wrong(query, said, criterion)
-            for query, said in zip(queries, samples, strict=True)
-        ],
+            _sample_wrong(q, said, config.score.criterion)
+            for q, said in zip(queries, samples, strict=True)
+        ]
+        if "sample_wrong" in needs
+        else None,
     )
+    return table, failed
 
 
-def _all(values: Sequence[Any]) -> Any:
-    """The values, or None where any is missing."""
-    return None if any(value is None for value in values) else values
+def read_scored(
+    run: Path, config: Config, *, states: set[str] | None = None
+) -> tuple[Queries, dict[str, str]]:
+    """The table with the columns and labels of the finished stage; and why scores are absent."""
+    folder = require(run, "score")
+    table, labels = read_parquet(folder / TABLE, REDO), read_parquet(folder / LABELS, REDO)
+    queries, _ = read_table(run, config, states=states)
+    if list(queries.ids) != table.pop("query_id"):
+        raise ArtefactError(f"{folder} is not of these queries. {REDO}")
+    scores = {name: np.array(values, dtype=np.float64) for name, values in table.items()}
+    absent = read_json(folder / ABSENT, REDO)
+    wrong = None if None in labels["wrong"] else np.array(labels["wrong"], dtype=np.bool_)
+    return replace(queries, wrong=wrong, columns={**queries.columns, **scores}), absent
+
+
+def _columns(
+    queries: Sequence[Query], statistics: Mapping[str, Mapping[str, float]], ids: Sequence[str]
+) -> dict[str, Any]:
+    """Metadata that every query has, the question, and every prior statistic."""
+    names = [n for n in queries[0].metadata if all(n in q.metadata for q in queries)]
+    found: dict[str, Any] = {name: [q.metadata[name] for q in queries] for name in names}
+    found["question"] = [q.question for q in queries]
+    for name in next(iter(statistics.values())):
+        found[name] = np.array([statistics[i][name] for i in ids])
+    return found
 
 
 def _sample_wrong(query: Query, samples: Samples, criterion: str) -> BoolArray:
     """Whether each sample is wrong; test queries are not looked at and count as right."""
-    if query.metadata["split"] != "calibration":
+    if query.metadata["split"] != CALIBRATION:
         return np.zeros(len(samples), dtype=np.bool_)
     verdict = {t: is_wrong(t, query.references, criterion) for t in set(samples.texts)}
     return np.array([verdict[text] for text in samples.texts])
@@ -117,7 +160,7 @@ def _failed(found: Mapping[str, Generation], statistics: Mapping[str, Any]) -> d
     return failed
 
 
-def judge(queries: Sequence[Query], samples: Sequence[Samples], criterion: str) -> BoolArray:
+def label(queries: Sequence[Query], samples: Sequence[Samples], criterion: str) -> BoolArray:
     """Which judged answers are wrong."""
     found = []
     for query, said in zip(queries, samples, strict=True):
@@ -128,78 +171,3 @@ def judge(queries: Sequence[Query], samples: Sequence[Samples], criterion: str) 
         except InputError as error:
             raise InputError(f"query {query.id!r}: {error}") from error
     return np.array(found, dtype=np.bool_)
-
-
-def _statistics(run: Path) -> dict[str, dict[str, float]]:
-    table = read_parquet(require(run, "adapter") / STATISTICS)
-    ids = table.pop("query_id")
-    return {i: {name: table[name][k] for name in table} for k, i in enumerate(ids)}
-
-
-@dataclass(frozen=True, eq=False)
-class Scored:
-    """The scored queries of one split, aligned."""
-
-    ids: list[str]
-    samples: list[Samples]
-    columns: dict[str, FloatArray]
-    wrong: BoolArray
-
-    @property
-    def s(self) -> FloatArray:
-        return self.columns[PRIOR]
-
-
-def read_scored(run: Path, split: str, layer: str) -> Scored:
-    """Samples, columns and labels of the queries of a split that did not fail."""
-    folder = require(run, "score")
-    table, labels = read_parquet(folder / TABLE), read_parquet(folder / LABELS)
-    rows = [k for k, name in enumerate(table["split"]) if name == split]
-    if not rows:
-        raise ArtefactError(f"{folder} holds no query of the split {split}.")
-    ids = [table["query_id"][k] for k in rows]
-    columns = {
-        name: np.array([values[k] for k in rows], dtype=np.float64)
-        for name, values in table.items()
-        if name not in TEXT
-    }
-    wrong = np.array([labels["wrong"][k] for k in rows], dtype=np.bool_)
-    wanted = set(ids)
-    samples = {
-        g.query_id: g.samples
-        for g in read_generations(require(run, "sample"), layer)
-        if g.query_id in wanted and g.samples is not None
-    }
-    return Scored(ids, [samples[i] for i in ids], columns, wrong)
-
-
-@dataclass(frozen=True, eq=False)
-class Whole:
-    """All queries of a run that did not fail, calibration and test, as scores read them."""
-
-    inputs: Inputs
-    s: FloatArray
-    answers: list[str]
-    references: list[Sequence[str]]
-    clusters: list[str]  # what is resampled together
-    n_failed: int
-
-
-def read_inputs(run: Path, config: Config) -> Whole:
-    """What the stage score had before it, for comparisons that go beyond its columns."""
-    folder = require(run, "score")
-    table, labels = read_parquet(folder / TABLE), read_parquet(folder / LABELS)
-    ids = table["query_id"]
-    known = {q.id: q for q in read_queries_of(run)}
-    found = {g.query_id: g for g in read_generations(require(run, "sample"), config.score.layer)}
-    queries, generations = [known[i] for i in ids], [found[i] for i in ids]
-    wrong = np.array(labels["wrong"], dtype=np.bool_)
-    cluster = config.evaluate.cluster
-    return Whole(
-        score_inputs(queries, generations, read_meanings(run), wrong, config.score.criterion),
-        np.array(table[PRIOR], dtype=np.float64),
-        [(g.samples.answer or "") if g.samples else "" for g in generations],
-        [q.references for q in queries],
-        [str(q.metadata.get(cluster, q.id)) for q in queries],
-        len(known) - len(ids),
-    )

@@ -12,21 +12,20 @@ from typing import Any
 
 from fusevlm import checks
 from fusevlm.config import EMBEDDED, TRAIN, Config
-from fusevlm.data.correctness import CRITERIA
+from fusevlm.data.units import column_of, units_of
 from fusevlm.errors import FuseError, InputError
-from fusevlm.models.registry import model_folder
+from fusevlm.models.registry import is_registered, model_folder
 from fusevlm.pipeline.adapter import PART as ADAPTER
-from fusevlm.pipeline.data import JUDGED, load_splits, metadata
+from fusevlm.pipeline.data import JUDGED, load_splits
 from fusevlm.pipeline.data import inputs as data_inputs
 from fusevlm.pipeline.embed import PART as TOWERS
 from fusevlm.pipeline.methods import check_methods
 from fusevlm.pipeline.run import FRESH, STALE, states
 from fusevlm.pipeline.sample import PART as VLM
-from fusevlm.scores import SCORES
-from fusevlm.store import runs as folders
+from fusevlm.scores import NEEDS, SCORES
+from fusevlm.store import read_json, runs
 
 EXTRAS = {"torch": "torch", "transformers": "torch", "pyarrow": "frames", "matplotlib": "report"}
-STATISTICS = ("s", "s_image", "s_text", "reconstruction", "latent_distance", "disagreement")
 ROW_BYTES = 8000  # of a query beside them: texts, log-probabilities, a picture
 USUAL_WIDTH = 4096  # of hidden states, where the model's config is not at hand
 
@@ -67,9 +66,10 @@ def validate(config: Config, run: Path) -> Validation:
         place = check(partial(_model, source, part))
         if place is not None:
             plan.append(f"{key}: {place}")
-    check(lambda: checks.choice(config.score.criterion, "score.criterion", tuple(CRITERIA)))
-    check(lambda: checks.choice(config.adapter.statistic, "adapter.statistic", STATISTICS))
-    check(lambda: check_methods(config.calibrate.methods, [*SCORES, *STATISTICS]))
+    check(lambda: check_methods(config.calibrate.methods))
+    for name in config.score.baselines:
+        check(partial(checks.known, name, SCORES, "score.baselines:"))
+    plan += absent_scores(config)
     queries = check(lambda: count_queries(config))
     width = check(lambda: _width(config))
     if queries is not None and width is not None:
@@ -86,10 +86,29 @@ def validate(config: Config, run: Path) -> Validation:
     return Validation(plan, problems)
 
 
+def absent_scores(config: Config) -> list[str]:
+    """Which scores the settings leave out, and the setting that would bring them."""
+    wanted = config.semantics
+    missing = {
+        "meanings": wanted.meanings == "none",
+        "similarity": wanted.similarity == "none",
+        "rephrasings": wanted.rephrase == "none",
+        "p_true": not wanted.p_true,
+        "middle": "middle" not in config.sample.layers,
+    }
+    lines = []
+    for need, gone in missing.items():
+        names = config.score.baselines or tuple(SCORES)
+        without = [n for n in names if n in SCORES and need in SCORES[n].needs]
+        if gone and without:
+            lines.append(f"absent: {', '.join(without)} (need {need}: {NEEDS[need]})")
+    return lines
+
+
 def count_queries(config: Config) -> int:
     """Judged queries."""
     if config.data.source != EMBEDDED:
-        return sum(len(load_splits(config.data)[split]) for split in JUDGED)
+        return sum(len(load_splits(config.data).get(split, ())) for split in JUDGED)
     from fusevlm.data.questions import N_QUERIES
 
     limits = {"calibration": config.data.n_calibration, "test": config.data.n_test}
@@ -109,14 +128,18 @@ def _problems_of_queries(config: Config) -> list[str]:
             found.append(f"data.{split}: {len(bare)} queries have no references, first {bare[0]}.")
     evaluate = config.evaluate
     named = {"slices": evaluate.slices, "out_of_distribution": evaluate.out_of_distribution}
-    for key in ("cluster", "severity", "corruption"):
+    for key in ("severity", "corruption"):
         named[key] = (getattr(evaluate, key),) if getattr(evaluate, key) else ()
-    for key, columns in named.items():
-        for column in columns:
-            try:
-                metadata(splits["test"], column, f"evaluate.{key}")
-            except FuseError as error:
-                found.append(str(error))
+    asked = [(column, f"evaluate.{key}") for key, columns in named.items() for column in columns]
+    tests: list[Callable[[], Any]] = [
+        partial(column_of, splits.get("test", []), column, key) for column, key in asked
+    ]
+    tests += [partial(units_of, queries, config.data.unit) for queries in splits.values()]
+    for test in tests:
+        try:
+            test()
+        except FuseError as error:
+            found.append(str(error))
     return found
 
 
@@ -131,6 +154,8 @@ def _model(source: str, part: str) -> str:
         return f"embedded ({Path(model_folder(source, part)).name})"
     if Path(source).is_dir():
         return f"folder {source}"
+    if is_registered(source):
+        return f"{source}, a registered model"
     if source.startswith(("/", ".", "~")):
         raise InputError(f"{source} is no folder.")
     return f"{source} from the hub, or its cache"
@@ -148,7 +173,7 @@ def _width(config: Config) -> int:
     path = Path(model_folder(config.sample.model, VLM)) / "config.json"
     if not path.is_file():
         return USUAL_WIDTH
-    facts = folders.read_json(path, "Is this a model's folder?")
+    facts = read_json(path, "Is this a model's folder?")
     inner = facts.get("text_config", facts)
     return int(inner.get("hidden_size", facts.get("hidden_size", USUAL_WIDTH)))
 
@@ -159,9 +184,9 @@ def _existing(path: Path) -> Path:
 
 
 def _standing(config: Config, run: Path) -> list[str]:
-    if not folders.is_run(run):
+    if not runs.is_run(run):
         return ["nothing done yet: all stages would run"]
-    folders.read_run(run)
+    runs.read_run(run)
     lines = []
     for name, state in states(run, config).items():
         if state.kind == STALE:

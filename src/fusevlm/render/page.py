@@ -9,16 +9,9 @@ from html import escape
 from typing import Any
 
 from fusevlm.render.plots import INK
+from fusevlm.render.results import ANSWERED
 
-METRICS = {
-    "auroc": "AUROC",
-    "aurac": "AURAC",
-    "ece": "ECE",
-    "coverage_guaranteed": "coverage, guarantee",
-    "risk_guaranteed": "risk, guarantee",
-    "coverage_empirical": "coverage, empirical",
-    "risk_empirical": "risk, empirical",
-}
+METRICS = {"auroc": "AUROC", "aurac": "AURAC", "ece": "ECE", **ANSWERED}
 PLOT_TITLES = {
     "roc": "ROC",
     "reliability": "Reliability",
@@ -75,7 +68,7 @@ def render_page(
         f"<p>{whole['queries']} test queries, {whole['wrong']} answered wrongly; accuracy without "
         f"abstaining {_figure(whole['base_accuracy'])}. Wanted risk {settings['risk']:g}; with the "
         f"guarantee it holds with probability {1 - settings['delta']:g} over calibration sets. "
-        f"Intervals: {settings['level']:.0%} bootstrap, clustered by image.</p>",
+        f"Intervals: {settings['level']:.0%} bootstrap over units (queries of one image).</p>",
         "<h2>Methods</h2>",
         _table(
             ["method", *METRICS.values()],

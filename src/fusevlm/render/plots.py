@@ -1,4 +1,4 @@
-"""The four plots of a run as SVG text, the same bytes for the same data (extra ``report``)."""
+"""Plots as SVG text, the same bytes for the same data (extra ``report``)."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 from fusevlm import metrics
 from fusevlm.checks import BoolArray, FloatArray, extra
 from fusevlm.errors import UndefinedMetricError
+from fusevlm.render.results import Curve
 
 INK = "#1b1f24"
 COLORS = ("#2f6fde", "#d9822b", "#2b9a66", "#9b51c9", "#c8402f", "#6d7680", "#b59000", "#008a9e")
@@ -44,8 +45,7 @@ def draw_plots(lines: Mapping[str, Line], wrong: BoolArray) -> dict[str, str]:
 
 
 def _draw(plot: Callable[..., None], lines: Mapping[str, Line], wrong: BoolArray) -> str:
-    matplotlib = extra("matplotlib", "the report", "report")
-    figures = extra("matplotlib.figure", "the report", "report")
+    matplotlib, figures = _matplotlib()
     with matplotlib.rc_context(STYLE):
         figure = figures.Figure(figsize=(4.6, 3.6), layout="constrained")
         axes = figure.add_subplot()
@@ -54,8 +54,16 @@ def _draw(plot: Callable[..., None], lines: Mapping[str, Line], wrong: BoolArray
             axes.legend(frameon=False, fontsize=8)
         except UndefinedMetricError:
             axes.text(0.5, 0.5, "undefined on these answers", ha="center")
-        out = io.StringIO()
-        figure.savefig(out, format="svg", transparent=True, metadata={"Date": None})
+        return _svg(figure)
+
+
+def _matplotlib() -> tuple[Any, Any]:
+    return extra("matplotlib", "plots", "report"), extra("matplotlib.figure", "plots", "report")
+
+
+def _svg(figure: Any) -> str:
+    out = io.StringIO()
+    figure.savefig(out, format="svg", transparent=True, metadata={"Date": None})
     return out.getvalue()
 
 
@@ -104,3 +112,24 @@ PLOTS: dict[str, Callable[..., None]] = {
     "rejection-accuracy": _rejection,
     "risk-coverage": _risk,
 }
+
+
+def curve_svg(curve: Curve) -> str:
+    """AUROC against samples (a number line) or criteria (in order), a line per method."""
+    matplotlib, figures = _matplotlib()
+    with matplotlib.rc_context(STYLE):
+        figure = figures.Figure(figsize=(6.4, 4.0), layout="constrained")
+        axes = figure.add_subplot()
+        numbers = curve.over == "samples"
+        x = [int(p) for p in curve.points] if numbers else list(range(len(curve.points)))
+        for name, values in curve.values.items():
+            known = [(a, v) for a, v in zip(x, values, strict=True) if v is not None]
+            if known:
+                axes.plot(*zip(*known, strict=True), marker="o", markersize=3, label=name)
+        axes.set_xticks(x, curve.points, rotation=0 if numbers else 20)
+        axes.set_xlabel("samples" if numbers else "criterion")
+        axes.set_ylabel("AUROC")
+        axes.set_title(curve.place)
+        axes.grid(alpha=0.3)
+        axes.legend(fontsize=7, ncols=2)
+        return _svg(figure)

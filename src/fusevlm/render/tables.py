@@ -1,17 +1,16 @@
-"""Results as text: terminal, Markdown, CSV and LaTeX, in the shape of the paper's two tables."""
+"""Results of a benchmark: terminal, Markdown, CSV and LaTeX, in the shape of the paper's tables."""
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Iterator, Sequence
+from typing import Any
 
-from fusevlm.metrics import Interval
-from fusevlm.pipeline.bench_results import GROUPS, METRICS, SOURCES, Cell, Results, Row
+from fusevlm.render.results import ANSWERED, GROUPS, METRICS, SOURCES, Cell, Results, Row
+from fusevlm.render.text import figure, layout
 
 MANY = (
     "Each interval stands alone. Differences are against the baseline with the largest AUROC on "
-    "the same test queries, by paired bootstrap over whole images; with so many rows some "
+    "the same test queries, by paired bootstrap over whole units; with so many rows some "
     "intervals exclude zero by chance, so p is Holm's, for all rows of a table together."
 )
 
@@ -20,16 +19,20 @@ def terminal(results: Results) -> str:
     """One block per dataset and model: estimates, AUROC with its interval and its difference."""
     blocks = []
     for place in results.places:
-        base = place.base_accuracy
         head = (
             f"{place.name}: {place.n_calibration} calibration, {place.n_test} test queries, "
-            f"{place.n_failed} failed; base accuracy {_interval(base)}; clusters: {place.clusters}"
+            f"{place.n_failed} failed; base accuracy {figure(place.base_accuracy)}; meanings: "
+            f"{place.meanings}"
         )
-        header = ["method", "AUROC [interval]", *(METRICS[m][0] for m in _rest()), "Δ AUROC", "ms"]
-        rows = [header]
+        header = ["method", "AUROC", *(METRICS[m][0] for m in _rest()), "Δ AUROC", "ms"]
+        rows, missing = [], []
         for row in _ordered(results.rows):
-            rows.append([row.title, *_terminal_cells(row.cells[place.name])])
-        blocks.append(head + "\n" + _aligned(rows))
+            cell = row.cells[place.name]
+            if cell.missing:
+                missing.append(f"absent: {row.title} ({cell.missing})")
+            else:
+                rows.append([row.title, *_terminal_cells(cell)])
+        blocks.append("\n".join([head, layout(header, rows), *missing]))
     return "\n\n".join(blocks)
 
 
@@ -38,13 +41,10 @@ def _rest() -> list[str]:
 
 
 def _terminal_cells(cell: Cell) -> list[str]:
-    if cell.missing:
-        return [f"– ({cell.missing})"]
-    against = "" if cell.against is None else _signed(cell)
     return [
-        _interval(cell.metrics.get("auroc")),
-        *(_number(cell.metrics.get(m)) for m in _rest()),
-        against,
+        figure(cell.figure("auroc")),
+        *(_number(cell.figure(m)) for m in _rest()),
+        _signed(cell),
         "" if cell.seconds is None else f"{1000 * cell.seconds:.0f}",
     ]
 
@@ -56,11 +56,11 @@ def markdown(results: Results) -> str:
         parts.append(f"## {place.name}\n")
         parts.append(
             f"{place.n_calibration} calibration and {place.n_test} test queries "
-            f"({place.n_failed} failed). Base accuracy {_interval(place.base_accuracy)}. Semantic "
-            f"clusters: {place.clusters}. Best baseline by AUROC: {place.best_baseline}.\n"
+            f"({place.n_failed} failed). Base accuracy {figure(place.base_accuracy)}. Meanings: "
+            f"{place.meanings}. Best baseline by AUROC: {place.best_baseline}.\n"
         )
         heads = [METRICS[m][0] for m in METRICS]
-        header = ["", *heads, "Δ AUROC to best baseline", "coverage", "risk", "s"]
+        header = ["", *heads, "Δ AUROC to best baseline", *ANSWERED.values(), "s"]
         parts.append(_pipe(header))
         parts.append("|---" * len(header) + "|")
         for group in GROUPS:
@@ -88,37 +88,32 @@ def markdown(results: Results) -> str:
 
 def _markdown_cells(cell: Cell) -> list[str]:
     if cell.missing:
-        return [f"– {cell.missing}", *[""] * (len(METRICS) + 3)]
+        return [f"– {cell.missing}", *[""] * (len(METRICS) + len(ANSWERED) + 1)]
     return [
-        *(_interval(cell.metrics.get(m)) for m in METRICS),
-        "" if cell.against is None else _signed(cell),
-        "" if cell.coverage is None else f"{cell.coverage:.3f}",
-        "" if cell.risk is None else f"{cell.risk:.3f}",
+        *(figure(cell.figure(m)) for m in METRICS),
+        _signed(cell),
+        *(_number(cell.figure(m)) for m in ANSWERED),
         "" if cell.seconds is None else f"{cell.seconds:.2f}",
     ]
 
 
-def comma_separated(results: Results) -> str:
+CSV_HEADER = ("place", "group", "method", "title", "metric", "estimate", "low", "high", "missing")
+
+
+def csv_rows(results: Results) -> list[list[Any]]:
     """One line per dataset and model, method and metric."""
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(
-        ["place", "group", "method", "title", "metric", "estimate", "low", "high", "missing"]
-    )
+    found = []
     for place, row, cell in _cells(results):
         first = [place, row.group, row.name, row.title]
         if cell.missing:
-            writer.writerow([*first, "", "", "", "", cell.missing])
-        for metric, value in cell.metrics.items():
-            writer.writerow(
-                [*first, metric, repr(value.estimate), repr(value.low), repr(value.high), ""]
-            )
-        if cell.against is not None:
-            d = cell.against
-            writer.writerow(
-                [*first, "auroc_difference", repr(d.difference), repr(d.low), repr(d.high), ""]
-            )
-    return out.getvalue()
+            found.append([*first, "", "", "", "", cell.missing])
+        for metric, value in cell.figures.items():
+            if value is not None:
+                found.append([*first, metric, value["estimate"], value["low"], value["high"], ""])
+        d = cell.difference
+        if d is not None:
+            found.append([*first, "auroc_difference", d["difference"], d["low"], d["high"], ""])
+    return found
 
 
 def latex(results: Results) -> str:
@@ -156,12 +151,12 @@ def _latex_table(
         cells = []
         for m in metrics:
             for place in places:
-                cell = row.cells[place]
-                text = "--" if m not in cell.metrics else f"{cell.metrics[m].estimate:.3f}"
+                value = row.cells[place].figure(m)
+                text = "--" if value is None else f"{value['estimate']:.3f}"
                 best = results.best(m, place) == row.name
                 cells.append(f"\\textbf{{{text}}}" if best else text)
         lines.append(" & ".join([_tex(row.title), *cells]) + " \\\\")
-    base = ", ".join(f"{_tex(p.name)} {p.base_accuracy.estimate:.3f}" for p in results.places)
+    base = ", ".join(f"{_tex(p.name)} {p.base_accuracy['estimate']:.3f}" for p in results.places)
     lines += [
         "\\bottomrule",
         "\\end{tabular}}",
@@ -181,19 +176,15 @@ def _ordered(rows: Sequence[Row]) -> list[Row]:
     return sorted(rows, key=lambda row: GROUPS.index(row.group))
 
 
-def _interval(value: Interval | None) -> str:
-    return "–" if value is None else f"{value.estimate:.3f} [{value.low:.3f}, {value.high:.3f}]"
-
-
-def _number(value: Interval | None) -> str:
-    return "–" if value is None else f"{value.estimate:.3f}"
+def _number(value: Any) -> str:
+    return "–" if value is None else f"{value['estimate']:.3f}"
 
 
 def _signed(cell: Cell) -> str:
-    d = cell.against
-    assert d is not None
-    p = "" if cell.p_holm is None else f", p {cell.p_holm:.3f}"
-    return f"{d.difference:+.3f} [{d.low:+.3f}, {d.high:+.3f}]{p}"
+    d = cell.difference
+    if d is None:
+        return ""
+    return f"{d['difference']:+.3f} [{d['low']:+.3f}, {d['high']:+.3f}], p {d['p_holm']:.3f}"
 
 
 def _pipe(cells: Sequence[str]) -> str:
@@ -206,17 +197,3 @@ def _tex(text: str) -> str:
     greek = {"τ": "$\\tau$", "θ": "$\\theta$", "²": "$^2$", "Ṽ": "$\\tilde V$", "*": "$^\\star$"}
     special["\\"] = "\\textbackslash{}"
     return "".join({**special, **greek}.get(c, c) for c in text)
-
-
-def _aligned(rows: Sequence[Sequence[str]]) -> str:
-    """Columns of equal width; a short row (a reason) runs on."""
-    whole = [row for row in rows if len(row) == len(rows[0])]
-    widths = [max(len(row[i]) for row in whole) for i in range(len(rows[0]))]
-    lines = []
-    for row in rows:
-        cells = [
-            text.ljust(width) if i == 0 else text.rjust(width)
-            for i, (text, width) in enumerate(zip(row, widths, strict=False))
-        ]
-        lines.append("  ".join(cells).rstrip())
-    return "\n".join(lines)

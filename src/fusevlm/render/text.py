@@ -5,27 +5,28 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from fusevlm.render.results import ANSWERED
+
 
 def results_text(results: Mapping[str, Any]) -> str:
     """Accuracy, every method with intervals, the slices, and what the sources see."""
     whole, settings = results["slices"][0], results["settings"]
     level = f"{settings['level']:.0%}"
     parts = [
-        f"{whole['queries']} test queries; base accuracy {_figure(whole['base_accuracy'])}\n"
-        f"in brackets: {level} bootstrap interval, clustered by image",
+        f"{whole['queries']} test queries; base accuracy {figure(whole['base_accuracy'])}\n"
+        f"in brackets: {level} bootstrap interval over units (queries of one image)",
         _methods(whole["methods"], {"auroc": "AUROC", "aurac": "AURAC", "ece": "ECE"}),
         f"answering at risk {settings['risk']:g}: with the guarantee (Learn-then-Test, holds with "
         f"probability {1 - settings['delta']:g}), and by the empirical rule without one",
-        _methods(
-            whole["methods"],
-            {
-                "coverage_guaranteed": "coverage",
-                "risk_guaranteed": "risk",
-                "coverage_empirical": "coverage (empirical)",
-                "risk_empirical": "risk (empirical)",
-            },
-        ),
+        _methods(whole["methods"], ANSWERED),
     ]
+    if results["differences"]:
+        parts += [
+            f"AUROC minus that of {results['best_baseline']}, the best baseline here, paired; p is "
+            f"Holm's",
+            _against(results["differences"]),
+        ]
+    parts += [f"absent: {name} ({why})" for name, why in results["absent"].items()]
     if len(results["slices"]) > 1:
         parts += ["AUROC in slices", _slices(results["slices"])]
     causes = results["causes"]
@@ -39,7 +40,8 @@ def results_text(results: Mapping[str, Any]) -> str:
     return "\n\n".join(parts)
 
 
-def _figure(row: Mapping[str, Any] | None) -> str:
+def figure(row: Mapping[str, Any] | None) -> str:
+    """An estimate with its interval."""
     if row is None:
         return "–"
     if row["low"] is None:
@@ -48,8 +50,16 @@ def _figure(row: Mapping[str, Any] | None) -> str:
 
 
 def _methods(methods: Mapping[str, Any], columns: Mapping[str, str]) -> str:
-    rows = [(name, *[_figure(row[key]) for key in columns]) for name, row in methods.items()]
+    rows = [(name, *[figure(row[key]) for key in columns]) for name, row in methods.items()]
     return layout(("method", *columns.values()), rows)
+
+
+def _against(differences: Mapping[str, Mapping[str, float]]) -> str:
+    rows = [
+        (name, f"{d['difference']:+.3f} [{d['low']:+.3f}, {d['high']:+.3f}]", f"{d['p_holm']:.3f}")
+        for name, d in differences.items()
+    ]
+    return layout(("method", "difference", "p"), rows)
 
 
 def _slices(slices: Sequence[Mapping[str, Any]]) -> str:
@@ -58,8 +68,8 @@ def _slices(slices: Sequence[Mapping[str, Any]]) -> str:
         (
             part["slice"],
             part["queries"],
-            _figure(part["base_accuracy"]),
-            *[_figure(part["methods"][name]["auroc"]) for name in methods],
+            figure(part["base_accuracy"]),
+            *[figure(part["methods"][name]["auroc"]) for name in methods],
         )
         for part in slices
     ]
@@ -82,8 +92,8 @@ def _differences(table: Sequence[Mapping[str, Any]]) -> str:
         (
             f"{row['group']}: {row['queries']}",
             f"{row['n']}/{row['n_reference']}",
-            _figure(row["evidence"]),
-            _figure(row["p_wrong"]),
+            figure(row["evidence"]),
+            figure(row["p_wrong"]),
         )
         for row in table
     ]

@@ -1,25 +1,24 @@
-"""Generations as parts of a run: everything later stages need, and never a VLM again."""
+"""Generations and embeddings as parts of a run: all that later stages need, never a VLM again."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
-from fusevlm.errors import InputError
-from fusevlm.store.parts import PartStore, read_parts
+from fusevlm.errors import ArtefactError, InputError
+from fusevlm.store.files import AnyPath
+from fusevlm.store.parts import Parts, read_parts
 from fusevlm.types import Generation, Samples
 
-KIND = "fusevlm.generations"
-
+KIND, EMBEDDINGS = "fusevlm.generations", "fusevlm.embeddings"
 
 Whiten = Callable[[Samples], tuple[np.ndarray[Any, Any], int]]
 
 
 def write_generations(
-    store: PartStore,
+    parts: Parts,
     index: int,
     generations: Sequence[Generation],
     *,
@@ -47,20 +46,46 @@ def write_generations(
     failed = sum(g.error is not None for g in generations)
     near = sum(g.n_near_boundary for g in generations)
     facts = {"queries": len(generations), "failed": failed, "near_boundary": near}
-    store.write(index, rows, arrays, facts)
+    parts.write(index, rows, arrays, facts)
 
 
 def read_generations(
-    folder: str | os.PathLike[str], layer: str | None = None
+    folder: AnyPath, layer: str | None = None, *, layers: Sequence[str] = ()
 ) -> Iterator[Generation]:
-    """Stored generations in order; ``layer`` chooses the hidden states that become embeddings."""
-    for rows, arrays in read_parts(folder, KIND):
+    """Stored generations in order, with the hidden states that are asked for and no others.
+
+    ``layer`` is the one whose states become the samples' embeddings, ``layers`` are further ones.
+    """
+    asked = dict.fromkeys([*([] if layer is None else [layer]), *layers])
+
+    def wanted(name: str) -> bool:
+        kind = name.partition(".")[2]
+        return bool(asked) and (kind.removesuffix(".answer") in asked or kind == "gram")
+
+    for rows, arrays in read_parts(folder, KIND, wanted):
         for k in range(len(rows["query_id"])):
             record = {name: values[k] for name, values in rows.items()}
-            names = record.pop("layers")
-            layers = {name: arrays[f"{k}.{name}"] for name in names if f"{k}.{name}" in arrays}
-            judged = {name: arrays[f"{k}.{name}.answer"] for name in layers}
-            yield _generation(record, layers, judged, arrays.get(f"{k}.gram"), layer)
+            kept = record.pop("layers")
+            gone = [name for name in asked if name not in kept]
+            if gone and record["error"] is None and record["gram_dim"] is None:
+                raise InputError(f"layer {gone[0]!r} was not kept; the run has {', '.join(kept)}.")
+            states = {name: arrays[f"{k}.{name}"] for name in asked if f"{k}.{name}" in arrays}
+            judged = {name: arrays[f"{k}.{name}.answer"] for name in states}
+            yield _generation(record, states, judged, arrays.get(f"{k}.gram"), layer)
+
+
+def read_embeddings(folder: AnyPath) -> tuple[list[str], dict[str, Any]]:
+    """Ids and ``{"image": [N, D], "text": [N, D]}`` of the queries that could be embedded."""
+    ids: list[str] = []
+    found: dict[str, list[Any]] = {"image": [], "text": []}
+    for rows, arrays in read_parts(folder, EMBEDDINGS):
+        good = np.array([error is None for error in rows["error"]])
+        ids += [i for i, ok in zip(rows["query_id"], good, strict=True) if ok]
+        for name, parts in found.items():
+            parts.append(arrays[name][good])
+    if not ids:
+        raise ArtefactError(f"{folder} holds no embedded query. Run fusevlm embed first.")
+    return ids, {name: np.concatenate(parts) for name, parts in found.items()}
 
 
 _ROW = (
@@ -103,17 +128,14 @@ def _generation(
 ) -> Generation:
     if row["error"] is not None:
         return Generation(row["query_id"], error=row["error"])
-    chosen = layer or next(iter(layers), None)
-    if chosen is not None and chosen not in layers:
-        raise InputError(f"layer {chosen!r} was not kept; the run has {', '.join(layers)}.")
     samples = Samples(
         row["texts"],
         row["token_logprobs"],
-        None if chosen is None else layers[chosen],
+        layers.get(layer) if layer is not None else None,
         row["answer"],
         row["answer_logprobs"],
         gram,
-        row["gram_dim"],
+        row["gram_dim"] if gram is not None else None,
     )
     kept = (
         "token_ids", "warped_logprobs", "temperatures", "truncated", "answer_token_ids",

@@ -6,7 +6,6 @@ checksum; each under a temporary name, synced, then renamed. So a folder with a 
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 from collections.abc import Callable, Mapping
@@ -17,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from fusevlm.errors import ArtefactError
+from fusevlm.store.files import digest, json_bytes, save
 
 ARRAYS = "arrays.safetensors"
 
@@ -27,27 +27,20 @@ def save_object(
     folder: str | os.PathLike[str], manifest: str, kind: str, version: int, value: Any
 ) -> None:
     """Write ``value`` (dataclasses, containers, numbers, arrays) as a folder."""
-    from safetensors.numpy import save
+    from safetensors.numpy import save as packed
 
     target = Path(folder)
     arrays: dict[str, np.ndarray[Any, Any]] = {}
     tree = pack(value, arrays)
-    payload = save({name: np.ascontiguousarray(a) for name, a in arrays.items()})
+    payload = packed({name: np.ascontiguousarray(a) for name, a in arrays.items()})
     head = {
         "kind": kind,
         "schema_version": version,
-        "arrays_sha256": hashlib.sha256(payload).hexdigest(),
+        "arrays_sha256": digest(payload),
         "content": tree,
     }
-    try:
-        target.mkdir(parents=True, exist_ok=True)
-        write_atomically(target / ARRAYS, payload)
-        write_atomically(target / manifest, json.dumps(head, indent=1, allow_nan=False).encode())
-    except OSError as error:
-        raise ArtefactError(
-            f"cannot write {target}: {error.strerror or error}. Nothing complete was left behind; "
-            f"free space or choose another folder."
-        ) from error
+    save(target / ARRAYS, payload)
+    save(target / manifest, json_bytes(head))
 
 
 def load_object(
@@ -87,7 +80,7 @@ def load_object(
             f"{source} has schema version {found}; this fusevlm reads version {version}. "
             f"{'Upgrade fusevlm' if isinstance(found, int) and found > version else 'Refit'}."
         )
-    if hashlib.sha256(payload).hexdigest() != head.get("arrays_sha256"):
+    if digest(payload) != head.get("arrays_sha256"):
         raise ArtefactError(
             f"{source / ARRAYS} does not match its manifest: truncated or replaced. Save it again."
         )
@@ -95,32 +88,6 @@ def load_object(
         return unpack(head["content"], load(payload), classes)
     except (KeyError, TypeError, SafetensorError) as error:
         raise ArtefactError(f"{source} is damaged: {error}.") from error
-
-
-def write_atomically(path: Path, payload: bytes) -> None:
-    """Temporary name, fsync, rename: ``path`` is either the old file or the whole new one."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with temporary.open("wb") as handle:
-            handle.write(payload)
-            handle.flush()
-            os.fsync(handle.fileno())
-        temporary.replace(path)
-        _sync_folder(path.parent)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-def _sync_folder(folder: Path) -> None:
-    """Make a rename survive a power cut; folders cannot be synced on every system."""
-    try:
-        handle = os.open(folder, os.O_RDONLY)
-    except OSError:
-        return
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def pack(value: Any, arrays: dict[str, np.ndarray[Any, Any]]) -> Any:

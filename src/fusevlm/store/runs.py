@@ -11,24 +11,20 @@ nothing for the stages after it.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
-import json
-import os
 import shutil
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fusevlm import __version__, store
+from fusevlm import __version__
 from fusevlm.config import Config, as_tree, make_config
 from fusevlm.errors import ArtefactError
+from fusevlm.store.files import LOCK, read_json, save_json
 
-KIND, SCHEMA_VERSION = "fusevlm.run", 1
-RUN, STAGE = "run.json", "stage.json"
-SMALL = 16_000_000  # bytes; larger input files count by name and size only
+KIND, SCHEMA_VERSION = "fusevlm.run", 2
+RUN, STAGE, SECONDS = "run.json", "stage.json", "seconds.json"
 
 
 @dataclass(frozen=True)
@@ -45,34 +41,6 @@ class Manifest:
     counts: dict[str, int] = field(default_factory=dict)
     fusevlm: str = __version__
     schema_version: int = SCHEMA_VERSION
-
-
-def save(path: Path, payload: bytes) -> None:
-    """Write a file of a run, or say what to do when that is impossible."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        store.write_atomically(path, payload)
-    except OSError as error:
-        raise ArtefactError(
-            f"cannot write {path}: {error.strerror or error}. Finished stages are kept; free "
-            f"space or choose another --run, then give the same command again."
-        ) from error
-
-
-def save_json(path: Path, value: Any) -> None:
-    """Indented JSON with a final newline."""
-    save(path, (json.dumps(value, indent=1, allow_nan=False) + "\n").encode())
-
-
-def read_json(path: Path, cure: str) -> dict[str, Any]:
-    """A JSON object, or an error that ends in ``cure``."""
-    try:
-        found = json.loads(path.read_bytes())
-    except (OSError, ValueError) as error:
-        raise ArtefactError(f"{path} cannot be read: {error}. {cure}") from error
-    if not isinstance(found, dict):
-        raise ArtefactError(f"{path} holds no JSON object. {cure}")
-    return found
 
 
 def write_run(run: Path, config: Config) -> None:
@@ -116,6 +84,14 @@ def write_manifest(run: Path, manifest: Manifest) -> None:
     save_json(run / manifest.stage / STAGE, asdict(manifest))
 
 
+def require(run: Path, stage: str) -> Path:
+    """The folder of a finished stage, or an error that says how to finish it."""
+    manifest = read_manifest(run, stage)
+    if manifest is None or not manifest.complete:
+        raise ArtefactError(f"{run} has no finished stage {stage}. Go on with fusevlm run.")
+    return run / stage
+
+
 def _same_schema(head: Mapping[str, Any], run: Path) -> None:
     if head.get("schema_version") != SCHEMA_VERSION:
         raise ArtefactError(
@@ -135,50 +111,11 @@ def remove_stage(run: Path, stage: str) -> None:
 
 
 def digest_stage(folder: Path) -> str:
-    """Digest of a stage's files; parts of rows and arrays count by their own manifests' sums."""
+    """Digest of a stage's files; parts of rows and arrays count by their own checksums."""
     total = hashlib.sha256()
     for path in sorted(folder.rglob("*")):
         part_payload = path.name.startswith("part-") and path.suffix != ".json"
-        if path.is_file() and not part_payload and path.name not in (STAGE, ".lock"):
+        if path.is_file() and not part_payload and path.name not in (STAGE, SECONDS, LOCK):
             total.update(f"{path.relative_to(folder)}\0".encode())
             total.update(hashlib.sha256(path.read_bytes()).digest())
     return total.hexdigest()
-
-
-def digest_input(path: Path) -> str:
-    """Digest of a file or folder outside the run."""
-    total = hashlib.sha256()
-    for file in [path] if path.is_file() else sorted(p for p in path.rglob("*") if p.is_file()):
-        size = file.stat().st_size
-        total.update(f"{file.relative_to(path)}\0{size}\0".encode())
-        if size <= SMALL:
-            total.update(hashlib.sha256(file.read_bytes()).digest())
-    return total.hexdigest()
-
-
-@contextmanager
-def hold(run: Path) -> Iterator[None]:
-    """Keep other processes off the run meanwhile."""
-    try:
-        run.mkdir(parents=True, exist_ok=True)
-        lock = (run / ".lock").open("a+")
-    except OSError as error:
-        raise ArtefactError(
-            f"cannot write to {run}: {error.strerror or error}. Choose another --run."
-        ) from error
-    with lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            lock.seek(0)
-            holder = lock.read().strip() or "another process"
-            raise ArtefactError(f"{run} is in use by {holder}. Wait, or choose another.") from error
-        lock.truncate(0)
-        lock.write(f"process {os.getpid()}")
-        lock.flush()
-        yield
-
-
-def size_of(folder: Path) -> int:
-    """Bytes in a folder."""
-    return sum(p.stat().st_size for p in folder.rglob("*") if p.is_file())

@@ -1,24 +1,70 @@
-"""Tables that users bring: CSV, JSON lines, Parquet."""
+"""Tables: Parquet and CSV of our own, and what users bring (CSV, JSON lines, Parquet)."""
 
 from __future__ import annotations
 
 import csv
+import io
 import json
-import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from fusevlm.checks import extra
 from fusevlm.errors import ArtefactError
+from fusevlm.store.files import AnyPath, save
 
 
-def read_table(path: str | os.PathLike[str]) -> dict[str, list[Any]]:
-    """Columns of a CSV, JSON-lines or Parquet file (the last needs the extra ``frames``)."""
-    source = Path(path)
+def parquet_bytes(columns: Mapping[str, Any]) -> bytes:
+    """Columns of equal length as a Parquet file."""
+    arrow = extra("pyarrow", "writing a table", "frames")
+    buffer = io.BytesIO()
+    extra("pyarrow.parquet", "writing a table", "frames").write_table(
+        arrow.table(dict(columns)), buffer
+    )
+    return buffer.getvalue()
+
+
+def save_parquet(path: AnyPath, columns: Mapping[str, Any]) -> None:
+    """Write a Parquet file."""
+    save(path, parquet_bytes(columns))
+
+
+def read_parquet(source: AnyPath | bytes, cure: str = "") -> dict[str, list[Any]]:
+    """The columns of a Parquet file, or of its bytes; an error ends in ``cure``."""
+    arrow = extra("pyarrow", "reading a table", "frames")
+    parquet = extra("pyarrow.parquet", "reading a table", "frames")
     try:
-        if source.suffix == ".parquet":
-            columns = extra("pyarrow.parquet", "reading Parquet", "frames").read_table(source)
-            return dict(columns.to_pydict())
+        whole = arrow.BufferReader(source) if isinstance(source, bytes) else Path(source)
+        found: dict[str, list[Any]] = parquet.read_table(whole).to_pydict()
+    except (OSError, arrow.ArrowException) as error:
+        name = "a table" if isinstance(source, bytes) else source
+        raise ArtefactError(f"{name} is missing or damaged: {error}. {cure}".strip()) from error
+    return found
+
+
+def csv_bytes(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> bytes:
+    """A CSV file; None is an empty cell."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(header)
+    writer.writerows([["" if cell is None else cell for cell in row] for row in rows])
+    return text.getvalue().encode()
+
+
+def save_columns(path: AnyPath, columns: Mapping[str, Sequence[Any]]) -> None:
+    """Columns of equal length as .parquet or .csv, by the ending."""
+    if Path(path).suffix == ".parquet":
+        save_parquet(path, columns)
+    else:
+        save(path, csv_bytes(list(columns), list(zip(*columns.values(), strict=True))))
+
+
+def read_table(path: AnyPath) -> dict[str, list[Any]]:
+    """Columns of a user's CSV, JSON-lines or Parquet file (the last needs the extra ``frames``)."""
+    source = Path(path)
+    if source.suffix == ".parquet":
+        return read_parquet(source)
+    try:
         text = source.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise ArtefactError(f"cannot read {source}: {error}.") from error

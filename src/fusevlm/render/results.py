@@ -1,12 +1,12 @@
-"""What a benchmark found, as plain data: a row per method, a cell per dataset, model and metric."""
+"""What the tables of a benchmark are made of: a row per method, a cell per dataset and model."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
-from fusevlm.metrics import Difference, Interval
+Figure = Mapping[str, Any]  # estimate, low and high
 
 # metric: (heading, whether more is better); the paper's Table 1
 METRICS: dict[str, tuple[str, bool]] = {
@@ -19,6 +19,13 @@ METRICS: dict[str, tuple[str, bool]] = {
     "ece": ("ECE", False),
     "aurac": ("AURAC", True),
 }
+# who is answered, with the guarantee and by the empirical rule
+ANSWERED: dict[str, str] = {
+    "coverage_guaranteed": "coverage",
+    "risk_guaranteed": "risk",
+    "coverage_empirical": "coverage (empirical)",
+    "risk_empirical": "risk (empirical)",
+}
 SOURCES = ("auroc", "pearson_calibration", "spearman_calibration", "aurac")  # Table 2
 GROUPS = ("Baselines", "FUSE", "Ablations", "Sources", "Sensitivity")
 
@@ -27,13 +34,13 @@ GROUPS = ("Baselines", "FUSE", "Ablations", "Sources", "Sensitivity")
 class Cell:
     """One method on one dataset and model."""
 
-    metrics: Mapping[str, Interval] = field(default_factory=dict)
-    coverage: float | None = None
-    risk: float | None = None  # among answered queries
-    against: Difference | None = None  # AUROC minus that of the best baseline, paired
-    p_holm: float | None = None  # of that difference, all rows of the place taken together
-    seconds: float | None = None  # all queries
+    figures: Mapping[str, Figure | None] = field(default_factory=dict)
+    difference: Figure | None = None  # AUROC minus that of the best baseline, paired; p_holm
+    seconds: float | None = None  # to score (a baseline) or to fit (FUSE), all queries
     missing: str = ""  # why there is nothing
+
+    def figure(self, metric: str) -> Figure | None:
+        return self.figures.get(metric)
 
 
 @dataclass(frozen=True)
@@ -55,14 +62,14 @@ class Place:
     n_calibration: int
     n_test: int
     n_failed: int
-    base_accuracy: Interval
+    base_accuracy: Figure
     best_baseline: str
-    clusters: str  # how semantic clusters were made
+    meanings: str  # how it was told which samples say the same
 
 
 @dataclass(frozen=True)
 class Curve:
-    """AUROC of methods over the number of generations or over criteria, on one place."""
+    """AUROC of methods over the number of samples or over criteria, on one place."""
 
     place: str
     over: str
@@ -83,15 +90,10 @@ class Results:
 
     def best(self, metric: str, place: str, group: Sequence[str] = ("Baselines", "FUSE")) -> str:
         """The row with the best estimate; ties go to the first."""
-        more = METRICS[metric][1]
-        found = [
-            (row.cells[place].metrics[metric].estimate * (1 if more else -1), row.name)
-            for row in self.rows
-            if row.group in group and metric in row.cells[place].metrics
-        ]
-        return max(found, key=lambda pair: pair[0])[1] if found else ""
-
-
-def as_tree(results: Results) -> dict[str, Any]:
-    """Plain data for JSON."""
-    return asdict(results)
+        sign = 1 if METRICS[metric][1] else -1
+        found = {}
+        for row in self.rows:
+            value = row.cells[place].figure(metric)
+            if row.group in group and value is not None:
+                found[row.name] = sign * float(value["estimate"])
+        return max(found, key=lambda name: found[name]) if found else ""

@@ -1,0 +1,334 @@
+"""Runs: ``demo``, ``run``, a verb for each stage worth one, ``ls`` and ``validate``.
+
+All verbs of one run work on one folder, and a stage's verb makes what it rests on too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from fusevlm.cli import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, EXIT_PARTIAL, Verb
+from fusevlm.cli.progress import progress_line
+from fusevlm.config import Config, change_config, demo_config, limited, read_config
+
+SET_HELP = "section.key=value on top of the config (repeatable)"
+LIMIT_HELP = "at most so many queries of each split"
+
+
+def _add_shared(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--run", metavar="DIR", help="run folder (runs/NAME)")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help=SET_HELP)
+    parser.add_argument("--limit", type=int, metavar="N", help=LIMIT_HELP)
+
+
+def _add_demo(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--limit", type=int, default=2000, help="queries, a quarter of them to calibrate (2000)"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="of sampling and splits (0)")
+    parser.add_argument("--out", metavar="DIR", help="run folder (runs/demo…)")
+    parser.add_argument("--redo", metavar="STAGE", help="remove it and those after it first")
+    parser.add_argument(
+        "--simulation", action="store_true", help="simulated responses with a known truth instead"
+    )
+
+
+def _add_run(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("config", metavar="CONFIG", help="TOML file")
+    _add_shared(parser)
+    parser.add_argument("--only", metavar="STAGE", help="this stage alone")
+    parser.add_argument("--redo", metavar="STAGE", help="remove it and those after it first")
+
+
+def _add_stage(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("target", metavar="CONFIG|RUN", help="TOML file, or a run folder")
+    _add_shared(parser)
+    parser.add_argument("--redo", action="store_true", help="make it and what follows again")
+
+
+def _add_validate(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("config", metavar="CONFIG", help="TOML file")
+    _add_shared(parser)
+
+
+def _add_ls(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "folder", nargs="?", default="runs", metavar="DIR", help="a run, or a folder of runs (runs)"
+    )
+
+
+def _run(args: argparse.Namespace) -> int:
+    config = limited(read_config(args.config, args.set), args.limit)
+    folder = run_folder(args.run, config.name)
+    words = ["run", args.config, *_given(args)]
+    words += ["--only", args.only] if args.only else []
+    code = bring_up_to_date(
+        folder, config, command=words, quiet=args.quiet, only=args.only, redo=args.redo
+    )
+    if code != EXIT_INTERRUPTED and args.only in (None, "evaluate"):
+        print_summary(folder, times=args.only is None)
+    return code
+
+
+def _stage(stage: str) -> Callable[[argparse.Namespace], int]:
+    def run(args: argparse.Namespace) -> int:
+        folder, config = _target(args)
+        code = bring_up_to_date(
+            folder,
+            config,
+            command=[stage, args.target, *_given(args)],
+            quiet=args.quiet,
+            to=stage,
+            redo=stage if args.redo else None,
+        )
+        if code == EXIT_INTERRUPTED:
+            return code
+        if stage == "evaluate":
+            print_summary(folder, times=False)
+        elif stage == "report":
+            print(f"page: {folder / 'report' / 'index.html'}")
+        else:
+            print(f"{stage}: {folder / stage}")
+        return code
+
+    return run
+
+
+def _target(args: argparse.Namespace) -> tuple[Path, Config]:
+    """Run folder and config of a stage's verb: a run folder knows its config."""
+    from fusevlm.store.runs import read_run
+
+    if Path(args.target).is_file():
+        config = read_config(args.target, args.set)
+        return run_folder(args.run, config.name), limited(config, args.limit)
+    folder = Path(args.target)
+    return folder, limited(change_config(read_run(folder), args.set), args.limit)
+
+
+def _given(args: argparse.Namespace) -> list[str]:
+    """The shared arguments as words, to name the command again."""
+    words = ["--run", args.run] if args.run else []
+    words += [word for change in args.set for word in ("--set", change)]
+    return words + (["--limit", str(args.limit)] if args.limit is not None else [])
+
+
+def run_folder(given: str | None, name: str) -> Path:
+    """The folder that was named, or runs/NAME."""
+    return Path(given) if given else Path("runs") / name
+
+
+def bring_up_to_date(
+    run: Path,
+    config: Config,
+    *,
+    command: Sequence[str],
+    quiet: bool,
+    only: str | None = None,
+    to: str | None = None,
+    redo: str | None = None,
+) -> int:
+    """Run the stages; ``command`` goes on after an interruption, ``--redo`` added to it redoes."""
+    from fusevlm.pipeline.run import run_stages
+
+    again = shlex.join(["fusevlm", *command])
+
+    def redo_command(stage: str) -> str:
+        if to is None:
+            return f"{again} --redo {stage}"
+        if stage == to:
+            return f"{again} --redo"
+        return f"fusevlm {stage} {shlex.quote(str(run))} --redo"
+
+    try:
+        manifests = run_stages(
+            run,
+            config,
+            only=only,
+            to=to,
+            redo=redo,
+            say=say_unless(quiet),
+            progress=lambda stage: progress_line(stage, quiet=quiet),
+            redo_command=redo_command,
+        )
+    except KeyboardInterrupt:
+        print(f"\ninterrupted; what is done is kept. Go on with: {again}", file=sys.stderr)
+        return EXIT_INTERRUPTED
+    last = "score" if "score" in manifests else list(manifests)[-1]
+    failed = manifests[last].counts.get("failed", 0)
+    if failed:
+        reasons = f" (reasons: {run / 'score' / 'failed.json'})" if last == "score" else ""
+        print(f"failed and left out: {failed}{reasons}")
+    return EXIT_PARTIAL if failed else EXIT_OK
+
+
+def say_unless(quiet: bool) -> Callable[[str], None]:
+    """Lines about the work, on standard error."""
+    return lambda text: None if quiet else print(text, file=sys.stderr, flush=True)
+
+
+def print_summary(run: Path, *, times: bool) -> None:
+    """The figures, where they are, and how long each stage took."""
+    from fusevlm.pipeline.evaluate import RESULTS, TABLE, read_results
+    from fusevlm.pipeline.report import PAGE
+    from fusevlm.pipeline.run import STAGES
+    from fusevlm.render.text import results_text
+    from fusevlm.store.runs import read_manifest
+
+    print(results_text(read_results(run)))
+    if times:
+        found = [(name, read_manifest(run, name)) for name in STAGES]
+        spent = [(name, m.seconds) for name, m in found if m is not None]
+        listed = ", ".join(f"{name} {seconds:.1f}" for name, seconds in spent)
+        print(f"\nseconds: {listed}; together {sum(seconds for _, seconds in spent):.0f}")
+    print(f"\nresults: {run / 'evaluate' / RESULTS}\ntable:   {run / 'evaluate' / TABLE}")
+    if (run / "report" / PAGE).is_file():
+        print(f"page:    {run / 'report' / PAGE}")
+
+
+def _demo(args: argparse.Namespace) -> int:
+    if args.simulation:
+        from fusevlm.cli.simulation import run_simulation
+
+        return run_simulation(args)
+    # before numpy and torch are loaded: small models are faster on one thread, and the figures
+    # depend on how many there are
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    from fusevlm import checks
+    from fusevlm.errors import library_quiet
+
+    config = demo_config(args.limit, args.seed)
+    needed = {"easy_vqa": "embedded", "torch": "embedded", "transformers": "embedded",
+              "matplotlib": "report"}  # fmt: skip
+    for module, extra in needed.items():
+        checks.extra(module, "the demo", extra)
+    # another limit or seed is another run
+    limit = f"-{args.limit}" if args.limit != 2000 else ""
+    seed = f"-seed{args.seed}" if args.seed else ""
+    folder = Path(args.out) if args.out else Path("runs") / f"demo{limit}{seed}"
+    words = ["demo", "--limit", str(args.limit), "--seed", str(args.seed), "--out", str(folder)]
+    with library_quiet():  # the tables show it: an inert prior, drift, a poor intercept
+        code = bring_up_to_date(folder, config, command=words, quiet=args.quiet, redo=args.redo)
+    if code != EXIT_INTERRUPTED:
+        print_summary(folder, times=True)
+    return code
+
+
+def _ls(args: argparse.Namespace) -> int:
+    from fusevlm.errors import ArtefactError
+    from fusevlm.render.text import layout
+    from fusevlm.store.files import size_of
+    from fusevlm.store.runs import is_run
+
+    home = Path(args.folder)
+    if not home.is_dir():
+        raise ArtefactError(f"{home} is no folder. Make a run first: fusevlm demo.")
+    found = [home] if is_run(home) else sorted(p for p in home.iterdir() if is_run(p))
+    if not found:
+        print(f"no runs in {home}")
+        return EXIT_OK
+    rows = [(str(path), *_standing(path), f"{size_of(path) / 1e6:.1f} MB") for path in found]
+    print(layout(("run", "config", "queries", "stages", "size"), rows))
+    return EXIT_OK
+
+
+def _standing(path: Path) -> tuple[str, str, str]:
+    """Config name, number of queries, and where the stages stand."""
+    from fusevlm.errors import FuseError
+    from fusevlm.pipeline.run import FRESH, MISSING, states
+    from fusevlm.store.runs import read_run
+
+    try:
+        config = read_run(path)
+        found = states(path, config, look_outside=False)
+    except FuseError as error:
+        return "–", "–", f"damaged: {error}"
+    data = found["data"].manifest
+    queries = str(sum(data.counts.values())) if data is not None and data.complete else "–"
+    fresh = [name for name, state in found.items() if state.kind == FRESH]
+    others = [
+        f"{name} {state.kind}"
+        for name, state in found.items()
+        if state.kind not in (FRESH, MISSING)
+    ]
+    done = "all done" if len(fresh) == len(found) else f"done to {fresh[-1]}" if fresh else "begun"
+    return config.name, queries, ", ".join([done, *others])
+
+
+def _validate(args: argparse.Namespace) -> int:
+    from fusevlm.pipeline.validate import validate
+
+    config = limited(read_config(args.config, args.set), args.limit)
+    folder = run_folder(args.run, config.name)
+    found = validate(config, folder)
+    if not args.quiet:
+        print(f"{args.config} → {folder}")
+        for line in found.plan:
+            print(f"  {line}")
+    for problem in found.problems:
+        print(f"problem: {problem}")
+    print("ready" if not found.problems else f"{len(found.problems)} problem(s)")
+    return EXIT_FAILED if found.problems else EXIT_OK
+
+
+def _examples(*lines: str, note: str = "") -> str:
+    shown = "\n".join(f"  fusevlm {line}" for line in lines)
+    return f"examples:\n{shown}" + (f"\n\n{note}" if note else "")
+
+
+GO_ON = """run the same command again to go on after an interruption;
+exit code 3 says that some queries failed"""
+VERBS = {
+    "demo": Verb(
+        _examples("demo", "demo --limit 200", "demo --simulation", note="""\
+nothing is downloaded: a small vision-language model, towers and prior come with fusevlm"""),
+        _add_demo, _demo,
+    ),
+    "run": Verb(
+        _examples(
+            "run configs/demo.toml", "run own-vlm.toml --run runs/llava --set sample.n=50",
+            "run own-vlm.toml --limit 20 --run runs/trial",
+            "run own-vlm.toml --run runs/llava --redo score --set score.layer=middle", note="""\
+stages: data, sample, embed, adapter, semantics, score, calibrate, evaluate, report; finished ones
+are skipped, an interrupted one goes on; exit code 3 says that some queries failed"""),
+        _add_run, _run,
+    ),
+    "sample": Verb(
+        _examples("sample own-vlm.toml --limit 20", "sample runs/llava", note=GO_ON),
+        _add_stage, _stage("sample"),
+    ),
+    "embed": Verb(
+        _examples("embed own-vlm.toml --limit 20", "embed runs/llava", note=GO_ON),
+        _add_stage, _stage("embed"),
+    ),
+    "score": Verb(
+        _examples("score runs/demo", "score runs/demo --redo --set score.layer=middle"),
+        _add_stage, _stage("score"),
+    ),
+    "calibrate": Verb(
+        _examples(
+            "calibrate runs/demo",
+            "calibrate runs/demo --redo --set calibrate.methods='[\"practical\", \"umpire\"]'"),
+        _add_stage, _stage("calibrate"),
+    ),
+    "evaluate": Verb(
+        _examples("evaluate runs/demo", "evaluate runs/demo --redo --set evaluate.risk=0.1"),
+        _add_stage, _stage("evaluate"),
+    ),
+    "report": Verb(
+        _examples("report runs/demo", "report runs/demo --redo --set report.examples=50"),
+        _add_stage, _stage("report"),
+    ),
+    "ls": Verb(_examples("ls", "ls experiments"), _add_ls, _ls),
+    "validate": Verb(
+        _examples(
+            "validate configs/demo.toml",
+            "validate own-vlm.toml --run runs/llava --set sample.n=50",
+            note="exit code 1 says that something is missing"),
+        _add_validate, _validate,
+    ),
+}  # fmt: skip

@@ -1,0 +1,207 @@
+"""Figures of methods on test queries: metrics with intervals, slices, paired differences.
+
+One unit of resampling for all of them: ``queries.units``, as the dataset decided.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, TypedDict
+
+import numpy as np
+
+from fusevlm import metrics
+from fusevlm.checks import BoolArray, FloatArray
+from fusevlm.config import EvaluateConfig
+from fusevlm.errors import InputError, UndefinedMetricError
+from fusevlm.fuse.thresholds import Threshold
+from fusevlm.metrics.summary import OF_P, OF_U
+from fusevlm.pipeline.methods import BASELINES, EMPIRICAL, GUARANTEED, Applied, Fitted, find_method
+from fusevlm.types import Queries
+
+WHOLE = "all"  # the slice of all queries
+# the paper's Table 1, for all queries; slices have the first few
+EVERY = (
+    "auroc", "tpr_at_fpr_0.1", "tpr_at_fpr_0.05", "tpr_at_fpr_0.01", "pearson_calibration",
+    "spearman_calibration", "ece", "aurac",
+)  # fmt: skip
+IN_SLICES = ("auroc", "aurac", "ece")
+FINER = 10  # times as many resamples for a difference: Holm multiplies its smallest p by the rows
+Progress = Callable[[int, int], None]
+
+
+class Row(TypedDict):
+    """An estimate with its limits; they are None where only one unit is there to draw from."""
+
+    estimate: float
+    low: float | None
+    high: float | None
+
+
+@dataclass(frozen=True, eq=False)
+class Outcome:
+    """A method on the test queries: scores, thresholds, and who is answered under each rule."""
+
+    applied: Applied
+    thresholds: dict[str, Threshold]
+    answered: dict[str, BoolArray]
+
+
+def outcome_of(method: Fitted, queries: Queries, config: EvaluateConfig) -> Outcome:
+    """Apply a fitted method to queries and decide."""
+    thetas = method.thresholds(config.risk, config.delta)
+    applied = method.apply(queries)
+    answered = {rule: applied.answers(rule, theta) for rule, theta in thetas.items()}
+    return Outcome(applied, thetas, answered)
+
+
+def interval(
+    metric: Any,
+    u: Any,
+    label: Any,
+    units: Sequence[str],
+    config: EvaluateConfig,
+    **options: float,
+) -> Row | None:
+    """``metric(u, label)`` with its percentile interval over resampled units; None if undefined."""
+    try:
+        if len(set(units)) < 2:
+            compute = getattr(metrics, metric) if isinstance(metric, str) else metric
+            return {"estimate": float(compute(u, label, **options)), "low": None, "high": None}
+        found = metrics.bootstrap(
+            metric, u, label, units=units, n_boot=config.bootstrap, level=config.level,
+            seed=config.seed, **options,
+        )  # fmt: skip
+    except UndefinedMetricError:
+        return None
+    return {"estimate": found.estimate, "low": found.low, "high": found.high}
+
+
+def measure(
+    outcomes: Mapping[str, Outcome],
+    queries: Queries,
+    config: EvaluateConfig,
+    progress: Progress = lambda done, total: None,
+) -> list[dict[str, Any]]:
+    """Figures of every method, over all queries and in each slice."""
+    slices = {WHOLE: np.full(len(queries), True), **cut(queries, config)}
+    rows = []
+    for number, (name, mask) in enumerate(slices.items()):
+        progress(number, len(slices))
+        rows.append(_in_slice(name, mask, outcomes, queries, config))
+    progress(len(slices), len(slices))
+    return rows
+
+
+def _in_slice(
+    name: str,
+    mask: BoolArray,
+    outcomes: Mapping[str, Outcome],
+    queries: Queries,
+    config: EvaluateConfig,
+) -> dict[str, Any]:
+    units = [unit for unit, inside in zip(queries.units or (), mask, strict=True) if inside]
+    label = queries.wrong[mask]
+
+    def value(metric: Any, scores: Any, labels: Any = label, **options: float) -> Row | None:
+        return interval(metric, scores, labels, units, config, **options)
+
+    table = {}
+    for method, outcome in outcomes.items():
+        row = {}
+        for entry in EVERY if name == WHOLE else IN_SLICES:
+            metric, options = {**OF_U, **OF_P}[entry]
+            scores = outcome.applied.p_wrong if entry in OF_P else outcome.applied.u
+            row[entry] = value(metric, scores[mask], **options)
+        for rule in (GUARANTEED, EMPIRICAL):
+            answered = outcome.answered.get(rule)
+            row[f"coverage_{rule}"] = row[f"risk_{rule}"] = None
+            if answered is not None:
+                chosen = answered[mask].astype(np.float64)
+                # base_accuracy is 1 − mean(label): with "not answered" as label, the coverage
+                row[f"coverage_{rule}"] = value("base_accuracy", chosen, ~answered[mask])
+                row[f"risk_{rule}"] = value(risk_of_answered, chosen)
+        table[method] = row
+    return {
+        "slice": name,
+        "queries": int(mask.sum()),
+        "wrong": int(label.sum()),
+        "base_accuracy": value("base_accuracy", np.zeros(len(label))),
+        "methods": table,
+    }
+
+
+def risk_of_answered(answered: FloatArray, wrong: Any) -> float:
+    """Share of wrong answers among the answered; undefined where none is."""
+    chosen = np.asarray(wrong)[answered > 0]
+    if chosen.size == 0:
+        raise UndefinedMetricError("nothing is answered.")
+    return float(chosen.mean())
+
+
+def out_of_distribution(queries: Queries, config: EvaluateConfig) -> BoolArray:
+    """Which queries any of the named columns calls out of distribution."""
+    out = np.zeros(len(queries), dtype=np.bool_)
+    for column in config.out_of_distribution:
+        values = queries.column(column, "evaluate.out_of_distribution")
+        if not all(isinstance(value, bool | np.bool_) for value in values):
+            raise InputError(f"evaluate.out_of_distribution: {column!r} is not true or false.")
+        out |= np.array(values, dtype=np.bool_)
+    return out
+
+
+def cut(queries: Queries, config: EvaluateConfig) -> dict[str, BoolArray]:
+    """The slices by name: in and out of distribution, then each value of each column."""
+    found: dict[str, BoolArray] = {}
+    if config.out_of_distribution:
+        out = out_of_distribution(queries, config)
+        found |= {"in distribution": ~out, "out of distribution": out}
+    for column in config.slices:
+        values = list(queries.column(column, "evaluate.slices"))
+        for value in sorted(set(values), key=lambda v: (str(type(v)), v)):
+            found[f"{column} {value}"] = np.array([v == value for v in values])
+    return {name: mask for name, mask in found.items() if mask.any()}
+
+
+def best_baseline(figures: Mapping[str, Mapping[str, Row | None]]) -> str:
+    """The baseline with the largest AUROC on the test queries: the hardest one to beat."""
+    values = {}
+    for name, row in figures.items():
+        found = row["auroc"]
+        if found is not None and find_method(name).group == BASELINES:
+            values[name] = found["estimate"]
+    return max(values, key=lambda name: values[name]) if values else ""
+
+
+def differences(
+    outcomes: Mapping[str, Outcome], reference: str, queries: Queries, config: EvaluateConfig
+) -> dict[str, dict[str, Any]]:
+    """AUROC of each method minus that of the reference, paired, with Holm's p over all of them."""
+    if not reference or len(set(queries.units or ())) < 2:
+        return {}
+    base = outcomes[reference].applied.u
+    found = {
+        name: metrics.paired_bootstrap(
+            "auroc", outcome.applied.u, base, queries.wrong, units=queries.units,
+            n_boot=FINER * config.bootstrap, level=config.level, seed=config.seed,
+        )
+        for name, outcome in outcomes.items()
+        if name != reference
+    }  # fmt: skip
+    adjusted = holm({name: difference.p_value for name, difference in found.items()})
+    keys = ("difference", "low", "high", "p_value")
+    return {
+        name: {**{k: asdict(d)[k] for k in keys}, "p_holm": adjusted[name]}
+        for name, d in found.items()
+    }
+
+
+def holm(p_values: Mapping[str, float]) -> dict[str, float]:
+    """Holm's adjusted p-values: the chance of any false discovery stays below each of them."""
+    order = sorted(p_values, key=lambda name: p_values[name])
+    adjusted, largest = {}, 0.0
+    for rank, name in enumerate(order):
+        largest = max(largest, min(1.0, (len(order) - rank) * p_values[name]))
+        adjusted[name] = largest
+    return adjusted
