@@ -13,10 +13,9 @@ from fusevlm.config import make_config
 from fusevlm.pipeline.adapter import STATISTICS
 from fusevlm.pipeline.data import IMAGES, QUERIES
 from fusevlm.pipeline.run import settings_of
-from fusevlm.pipeline.tables import save_parquet
-from fusevlm.store import runs as folders
+from fusevlm.store import runs, save_parquet
 from fusevlm.store.generations import KIND, write_generations
-from fusevlm.store.parts import PartStore
+from fusevlm.store.parts import Parts
 from fusevlm.store.runs import Manifest
 from fusevlm.types import Generation
 
@@ -36,6 +35,7 @@ def make_run(root, tree=None):
     rows = {
         "query_id": ids,
         "split": splits,
+        "unit": [str(k // 2) for k in range(size)],
         "question": [HOSTILE] * size,
         "images": [[f"{IMAGES}/{k // 2}.png"] for k in range(size)],
         "history": ["[]"] * size,
@@ -66,33 +66,32 @@ def make_run(root, tree=None):
         )
         for k, one in enumerate(world.samples)
     ]
-    with PartStore(root / "sample", KIND, {}) as store:
-        for index, start in enumerate(range(0, size, 64)):
-            write_generations(store, index, generations[start : start + 64])
-        store.finish()
+    parts = Parts(root / "sample", KIND)
+    for index, start in enumerate(range(0, size, 64)):
+        write_generations(parts, index, generations[start : start + 64])
     save_parquet(root / "adapter" / STATISTICS, {"query_id": ids, "s": world.s})
     (root / "embed").mkdir()
     upstream = {}
     for name, after in {"data": (), "sample": ("data",), "embed": ("data",),
                         "adapter": ("data", "embed")}.items():  # fmt: skip
-        upstream[name] = folders.digest_stage(root / name)
+        upstream[name] = runs.digest_stage(root / name)
         before = {other: upstream[other] for other in after}
-        folders.write_manifest(
+        runs.write_manifest(
             root, Manifest(name, settings_of(name, config), {}, before, True, upstream[name])
         )
-    folders.write_run(root, config)
+    runs.write_run(root, config)
     return config, world
 
 
 TREE = {
     "name": "simulated",
+    "data": {"unit": "image_id"},
     "sample": {"model": "no/such-model"},
     "embed": {"towers": "no/such-towers"},
     "adapter": {"source": "no/such-adapter"},
     "calibrate": {"methods": ["practical", "paper", "evidence-only", "prior-only", "g_nll"]},
     "evaluate": {
         "bootstrap": 60,
-        "cluster": "image_id",
         "slices": ["severity"],
         "out_of_distribution": ["odd"],
         "severity": "severity",

@@ -11,7 +11,7 @@ from tests.data import official
 from fusevlm.config import DataConfig, change_config, demo_config, make_config
 from fusevlm.data.questions import queries
 from fusevlm.errors import InputError
-from fusevlm.pipeline.data import inputs, load_splits, read_queries_of
+from fusevlm.pipeline.data import inputs, load_splits, read_asked
 from fusevlm.pipeline.run import run_stages
 
 
@@ -19,12 +19,12 @@ def test_generated_pictures_are_kept_without_loss(tmp_path):
     config = change_config(demo_config(), ["data.n_calibration=3", "data.n_test=4"])
     run_stages(tmp_path, config, only="data")
     drawn = [*queries("calibration", limit=3), *queries("test", limit=4)]
-    stored = read_queries_of(tmp_path)
+    stored = read_asked(tmp_path)
     splits = ["calibration"] * 3 + ["test"] * 4
     for split, a, b in zip(splits, drawn, stored, strict=True):
         assert b.id == f"{split}/{a.id}"
         assert (b.question, b.references) == (a.question, a.references)
-        assert b.metadata == {**a.metadata, "split": split}
+        assert b.metadata == {**a.metadata, "split": split, "unit": a.metadata["image_id"]}
         np.testing.assert_array_equal(np.asarray(Image.open(b.images[0])), np.asarray(a.images[0]))
     assert json.loads((tmp_path / "data" / "stage.json").read_text())["counts"] == {
         "calibration": 3,
@@ -33,17 +33,17 @@ def test_generated_pictures_are_kept_without_loss(tmp_path):
 
 
 def test_tables_of_both_splits_may_use_the_same_ids(tmp_path):
-    rows = [{"id": "1", "question": "what", "image": "a.png", "references": ["x"], "k": [1, 2]}]
     for name in ("calibration", "test"):
-        (tmp_path / f"{name}.jsonl").write_text("\n".join(map(json.dumps, rows)))
+        row = {"id": "1", "question": name, "image": "a.png", "references": ["x"], "k": [1, 2]}
+        (tmp_path / f"{name}.jsonl").write_text(json.dumps(row))
     files = {k: str(tmp_path / f"{k}.jsonl") for k in ("calibration", "test")}
     config = make_config({"data": {"source": "files", **files}}, "test")
     run_stages(tmp_path / "run", config, only="data")
-    one, two = read_queries_of(tmp_path / "run")
+    one, two = read_asked(tmp_path / "run")
     assert (one.id, two.id) == ("calibration/1", "test/1")
     assert one.images == [tmp_path / "a.png"]
-    assert one.metadata == {"k": [1, 2], "split": "calibration"}
-    assert read_queries_of(tmp_path / "run", ("test",))[0].id == "test/1"
+    assert one.metadata == {"k": [1, 2], "split": "calibration", "unit": str(tmp_path / "a.png")}
+    assert read_asked(tmp_path / "run", ("test",))[0].id == "test/1"
 
 
 def test_a_missing_table_is_named(tmp_path):
@@ -83,3 +83,38 @@ def test_official_queries_are_drawn_by_image(tmp_path):
     assert [q.id for q in other["calibration"]] != ids
     with pytest.raises(InputError, match="has 120 queries"):
         load_splits(replace(data, n_test=500))
+
+
+@pytest.fixture
+def tables(tmp_path):
+    """Two tables; the fixture's function writes rows (question, image) and gives the config."""
+
+    def write(calibration, test, **data):
+        for name, rows in {"calibration": calibration, "test": test}.items():
+            text = "\n".join(
+                json.dumps({"question": q, "image": i, "references": ["x"]}) for q, i in rows
+            )
+            (tmp_path / f"{name}.jsonl").write_text(text)
+        files = {k: str(tmp_path / f"{k}.jsonl") for k in ("calibration", "test")}
+        return make_config({"data": {"source": "files", **files, **data}}, "test")
+
+    return write
+
+
+def test_a_query_in_both_tables_is_refused(tables, tmp_path, caplog):
+    same = tables([("what", "a.png"), ("where", "a.png")], [("what", "a.png")])
+    with pytest.raises(InputError, match="1 of 1 test queries are calibration queries too"):
+        run_stages(tmp_path / "run", same, only="data")
+    other = tables([("what", "a.png")], [("where", "a.png")])
+    run_stages(tmp_path / "other", other, only="data")
+    assert "1 units" in caplog.text  # the image is in both: said, not refused
+
+
+def test_a_misspelt_unit_is_refused_and_a_known_one_is_kept(tables, tmp_path):
+    config = tables([("what", "a.png")], [("where", "b.png")], unit="scene")
+    with pytest.raises(InputError, match="scene"):
+        run_stages(tmp_path / "run", config, only="data")
+    config = tables([("what", "a.png"), ("how", "a.png")], [("where", "b.png")])
+    run_stages(tmp_path / "run", config, only="data")
+    units = [q.metadata["unit"] for q in read_asked(tmp_path / "run")]
+    assert units[0] == units[1] != units[2]

@@ -4,8 +4,9 @@ import numpy as np
 from PIL import Image
 
 from fusevlm.models.towers import TextVectors
-from fusevlm.pipeline.stages import embed_stage
-from fusevlm.store.embeddings import read_embeddings
+from fusevlm.pipeline.embed import embedded
+from fusevlm.store.generations import EMBEDDINGS, read_embeddings
+from fusevlm.store.parts import Parts
 from fusevlm.types import Query
 
 
@@ -39,8 +40,10 @@ def test_each_query_has_the_mean_of_its_own_images(tmp_path):
         Query("last", "e?", [blue]),
     ]
     towers = Colors()
-    outcome = embed_stage(towers, queries, tmp_path / "run", name="colors", batch=8)
-    assert (outcome.done, outcome.failed, towers.calls) == (5, 2, 1)
+    rows, arrays = embedded(towers, queries)
+    assert [error is None for error in rows["error"]] == [True, False, True, False, True]
+    assert towers.calls == 1
+    Parts(tmp_path / "run", EMBEDDINGS).write(0, rows, arrays, {"queries": 5, "failed": 2})
     ids, found = read_embeddings(tmp_path / "run")
     assert ids == ["one", "two", "last"]
     half = 1 / np.sqrt(2)
@@ -49,7 +52,8 @@ def test_each_query_has_the_mean_of_its_own_images(tmp_path):
     )  # fmt: skip
 
 
-def test_a_batch_without_any_picture_is_all_failures(tmp_path):
+def test_a_batch_without_any_picture_is_all_failures():
     towers = Colors()
-    outcome = embed_stage(towers, [Query("x", "?", [])], tmp_path / "run", name="colors")
-    assert (outcome.failed, towers.calls) == (1, 0)
+    rows, _ = embedded(towers, [Query("x", "?", [])])
+    assert rows["error"] == ["the query has no image."]
+    assert towers.calls == 0

@@ -10,32 +10,32 @@ import pytest
 from scipy import stats
 from sklearn.metrics import roc_auc_score
 
-from fusevlm.config import CalibrateConfig, EvaluateConfig
+from fusevlm.config import CalibrateConfig, EvaluateConfig, change_config
 from fusevlm.errors import InputError, UndefinedMetricError
 from fusevlm.pipeline.causes import against, by_severity, mean_difference
-from fusevlm.pipeline.data import read_queries_of
-from fusevlm.pipeline.evaluate import (
-    cluster_ids,
-    cut,
-    out_of_distribution,
-    read_predictions,
-    read_results,
-    risk_of_answered,
+from fusevlm.pipeline.data import read_asked
+from fusevlm.pipeline.evaluate import read_predictions, read_results
+from fusevlm.pipeline.measure import cut, interval, out_of_distribution, risk_of_answered
+from fusevlm.pipeline.methods import (
+    EMPIRICAL,
+    GUARANTEED,
+    check_methods,
+    find_method,
+    fit_method,
+    load_method,
 )
-from fusevlm.pipeline.intervals import interval
-from fusevlm.pipeline.methods import EMPIRICAL, GUARANTEED, check_methods, fit_column, load_method
-from fusevlm.pipeline.score import Scored, read_scored
-from fusevlm.types import Query
+from fusevlm.pipeline.run import run_stages
+from fusevlm.pipeline.score import read_scored
+from fusevlm.types import Queries, Samples
 
 FEW = EvaluateConfig(bootstrap=200)
 
 
-def queries(**columns):
+def queries(s=None, **columns):
     size = len(next(iter(columns.values())))
-    return [
-        Query(f"q{k}", "what", metadata={name: v[k] for name, v in columns.items()})
-        for k in range(size)
-    ]
+    samples = [Samples(["yes"])] * size
+    prior = {} if s is None else {"s": s}
+    return Queries([f"q{k}" for k in range(size)], samples, prior=prior, columns=columns)
 
 
 def test_labels_are_those_the_answers_deserve(finished):
@@ -62,7 +62,8 @@ def test_auroc_accuracy_coverage_and_risk_by_hand(finished):
         assert row["risk_empirical"]["estimate"] == pytest.approx(wrong[answered].mean())
         guaranteed = np.array(table[f"{name}.answered_guaranteed"])
         assert row["coverage_guaranteed"]["estimate"] == pytest.approx(guaranteed.mean())
-    assert roc_auc_score(wrong, table["prior-only.u"]) == roc_auc_score(wrong, world.s[120:])
+    auroc = roc_auc_score(wrong, table["prior-only.u"])
+    assert auroc == pytest.approx(roc_auc_score(wrong, world.s[120:]))
 
 
 def test_prior_and_evidence_make_the_posterior(finished):
@@ -98,30 +99,21 @@ def test_slices_part_the_queries():
     assert found["kind b"] == [True, False, True]
     assert found["in distribution"] == [False, True, True]
     config = EvaluateConfig(slices=("nothing",))
-    with pytest.raises(InputError, match="names 'nothing', which query 'q0' lacks; it has kind"):
+    with pytest.raises(
+        InputError, match=r"evaluate\.slices names the column 'nothing'.*Known are: kind"
+    ):
         cut(asked, config)
     with pytest.raises(InputError, match="'level' is not true or false"):
         out_of_distribution(asked, EvaluateConfig(out_of_distribution=("level",)))
-
-
-def test_clusters_are_a_column_or_the_image():
-    asked = [
-        Query("a", "q", images=["x.png"], metadata={"k": 1}),
-        Query("b", "q", metadata={"k": 1}),
-    ]
-    assert cluster_ids(asked, "") == ["x.png", "b"]
-    assert cluster_ids(asked, "k") == ["1", "1"]
-    with pytest.raises(InputError, match=r"evaluate\.cluster"):
-        cluster_ids(asked, "none")
 
 
 def test_intervals_of_risk_against_a_bootstrap_by_hand():
     rng = np.random.default_rng(1)
     answered = (rng.random(80) < 0.6).astype(float)
     wrong = rng.random(80) < 0.3
-    clusters = [str(k // 4) for k in range(80)]
+    units = [str(k // 4) for k in range(80)]
     config = EvaluateConfig(bootstrap=4000)
-    found = interval(risk_of_answered, answered, wrong, clusters, config)
+    found = interval(risk_of_answered, answered, wrong, units, config)
     values = []
     for _ in range(4000):
         drawn = np.concatenate([np.arange(4 * c, 4 * c + 4) for c in rng.integers(0, 20, 20)])
@@ -147,9 +139,9 @@ def test_severity_table_finds_the_order():
     level = rng.integers(0, 6, 300)
     names = ["clean" if at == 0 else ("fog" if k % 2 else "noise") for k, at in enumerate(level)]
     s = np.where(np.array(names) == "fog", -1.0 * level, 1.0 * level) + 0.01 * rng.random(300)
-    asked = queries(severity=level.tolist(), corruption=names)
+    asked = queries(s, severity=level.tolist(), corruption=names)
     config = EvaluateConfig(bootstrap=50, severity="severity", corruption="corruption")
-    rows = {r["corruption"]: r for r in by_severity(s, asked, [q.id for q in asked], config)}
+    rows = {r["corruption"]: r for r in by_severity(asked, config)}
     assert list(rows) == ["all", "fog", "noise"]
     assert all(row["levels"] == [0, 1, 2, 3, 4, 5] for row in rows.values())
     assert rows["noise"]["spearman"] == pytest.approx(1.0)
@@ -171,7 +163,7 @@ def test_differences_to_the_distribution_by_hand():
     values = rng.standard_normal(200) + 2.0 * flag + 0.5 * level
     asked = queries(odd=flag.tolist(), severity=level.tolist())
     config = EvaluateConfig(bootstrap=400, out_of_distribution=("odd",), severity="severity")
-    rows = against({"evidence": values}, asked, [q.id for q in asked], config)
+    rows = against({"evidence": values}, asked, config)
     clean = level == 0
     expected = {
         "all, against clean in distribution": (flag, ~flag & clean),
@@ -188,33 +180,33 @@ def test_differences_to_the_distribution_by_hand():
         limits = welch.confidence_interval(0.95)
         assert [found["low"], found["high"]] == pytest.approx([limits.low, limits.high], abs=0.12)
     plain = EvaluateConfig(bootstrap=20, out_of_distribution=("odd",))
-    (only,) = against({"evidence": values}, asked, [q.id for q in asked], plain)
+    (only,) = against({"evidence": values}, asked, plain)
     assert only["queries"] == "all, against all in distribution"
 
 
 def column_world(seed, size=200):
+    """A score column (under the name of a baseline) with P(wrong | u) = u."""
     rng = np.random.default_rng(seed)
     u = rng.random(size)
-    return Scored([str(k) for k in range(size)], [], {"u": u}, rng.random(size) < u)
+    ids = [str(k) for k in range(size)]
+    samples = [Samples(["yes"])] * size
+    return Queries(ids, samples, wrong=rng.random(size) < u, columns={"g_nll": u})
 
 
 def test_a_column_keeps_its_threshold_queries_apart():
     """Labels of one part move the probability only, labels of the other the thresholds only."""
     world = column_world(0)
-    config = CalibrateConfig(seed=2)
-    method = fit_column("u", world.columns["u"], world.wrong, config)
-    assert sorted([*method.tuning_u, *method.u]) == sorted(world.columns["u"])
-    in_apart = np.isin(world.columns["u"], method.u)
+    u, config = world.columns["g_nll"], CalibrateConfig(seed=2)
+    method = fit_method("g_nll", world, config)
+    assert sorted([*method.values.tuning, *method.values.held]) == sorted(u)
+    in_apart = np.isin(u, method.values.held)
     assert in_apart.sum() == 100
     for part, same, moved in ((in_apart, "p", "theta"), (~in_apart, "theta", "p")):
-        flipped = Scored(world.ids, [], world.columns, np.where(part, ~world.wrong, world.wrong))
-        other = fit_column("u", flipped.columns["u"], flipped.wrong, config)
-        p = np.array_equal(other.judge(world).p_wrong, method.judge(world).p_wrong)
-        theta = [
-            other.threshold(rule, 0.3, 0.1).threshold == method.threshold(rule, 0.3, 0.1).threshold
-            for rule in (GUARANTEED, EMPIRICAL)
-        ]
-        assert {"p": p, "theta": all(theta)} == {same: True, moved: False}
+        flipped = dataclasses.replace(world, wrong=np.where(part, ~world.wrong, world.wrong))
+        other = fit_method("g_nll", flipped, config)
+        p = np.array_equal(other.apply(world).p_wrong, method.apply(world).p_wrong)
+        theta = other.thresholds(0.3, 0.1) == method.thresholds(0.3, 0.1)
+        assert {"p": p, "theta": theta} == {same: True, moved: False}
 
 
 def test_the_guarantee_of_a_column_holds_where_the_truth_is_known():
@@ -222,67 +214,115 @@ def test_the_guarantee_of_a_column_holds_where_the_truth_is_known():
     risk, delta, repeats = 0.2, 0.1, 300
     missed = {GUARANTEED: 0, EMPIRICAL: 0}
     for seed in range(repeats):
-        world = column_world(seed)
-        config = CalibrateConfig(seed=seed)
-        method = fit_column("u", world.columns["u"], world.wrong, config)
-        for rule in missed:
-            theta = method.threshold(rule, risk, delta).threshold
-            missed[rule] += max(theta, 0.0) / 2 > risk
+        method = fit_method("g_nll", column_world(seed), CalibrateConfig(seed=seed))
+        for rule, theta in method.thresholds(risk, delta).items():
+            missed[rule] += max(theta.threshold, 0.0) / 2 > risk
     assert missed[GUARANTEED] / repeats <= delta + 3 * np.sqrt(delta * (1 - delta) / repeats)
     assert missed[EMPIRICAL] / repeats > 0.3  # the rule without a guarantee really differs
 
 
 def test_isotonic_columns_and_saving(tmp_path):
     world = column_world(4)
-    method = fit_column(
-        "u", world.columns["u"], world.wrong, CalibrateConfig(probability="isotonic")
-    )
+    method = fit_method("g_nll", world, CalibrateConfig(probability="isotonic"))
     method.save(tmp_path)
-    again = load_method("u", tmp_path)
-    np.testing.assert_array_equal(again.judge(world).p_wrong, method.judge(world).p_wrong)
-    order = np.argsort(world.columns["u"])
-    assert np.all(np.diff(method.judge(world).p_wrong[order]) >= 0)
+    again = load_method(tmp_path)
+    np.testing.assert_array_equal(again.apply(world).p_wrong, method.apply(world).p_wrong)
+    assert again.thresholds(0.3, 0.1) == method.thresholds(0.3, 0.1)
+    order = np.argsort(world.columns["g_nll"])
+    assert np.all(np.diff(method.apply(world).p_wrong[order]) >= 0)
 
 
 def test_the_papers_guarantee_comes_from_queries_kept_apart(finished):
-    root, _, _ = finished
-    method = load_method("paper", root / "calibrate" / "paper")
+    root, config, _ = finished
+    method = load_method(root / "calibrate" / "paper")
     assert method.fuse.model.n_calibration == 120  # the paper's own way: all for everything
     assert method.apart.model.n_calibration == 60
-    assert method.threshold(GUARANTEED, 0.2, 0.1).n_calibration == 60
-    queries = read_scored(root, "test", "last")
-    judged = method.judge(queries)
-    own, apart = (f.score(queries.samples, queries.s).u for f in (method.fuse, method.apart))
-    theta = method.threshold(EMPIRICAL, 0.2, 0.1)
+    assert method.thresholds(0.2, 0.1)[GUARANTEED].n_calibration == 60
+    whole, _ = read_scored(root, config, states={"embeddings"})
+    queries = whole.take(whole.test)
+    applied = method.apply(queries)
+    own, apart = (f.score(queries).u for f in (method.fuse, method.apart))
+    theta = method.thresholds(0.2, 0.1)[EMPIRICAL]
     at = float(np.median(np.r_[own, apart]))
     for rule, u in {EMPIRICAL: own, GUARANTEED: apart}.items():
-        answered = judged.answers(dataclasses.replace(theta, rule=rule, threshold=at))
+        answered = applied.answers(rule, dataclasses.replace(theta, threshold=at))
         np.testing.assert_array_equal(answered, u <= at)
     assert np.any((own <= at) != (apart <= at))
-    practical = load_method("practical", root / "calibrate" / "practical")
-    assert practical.fuse is practical.apart
+    assert load_method(root / "calibrate" / "practical").apart is None
 
 
 def test_unknown_methods_are_refused_with_a_suggestion():
     with pytest.raises(InputError, match="Did you mean 'umpire'"):
-        check_methods(["umpyre"], ["umpire", "s"])
+        check_methods(["umpyre"])
 
 
 def test_scores_hold_no_labels(finished):
-    root, _, world = finished
+    root, config, world = finished
     names = parquet.read_schema(root / "score" / "scores.parquet").names
-    assert {"query_id", "split", "s", "g_nll", "umpire"} <= set(names)
+    assert {"query_id", "g_nll", "umpire"} <= set(names)
     assert "wrong" not in names
-    nll = [-np.sum(q.answer_logprobs) for q in world.samples[:120]]
-    scored = read_scored(root, "calibration", "last")
+    nll = [-np.sum(q.answer_logprobs) for q in world.samples]
+    scored, absent = read_scored(root, config)
     np.testing.assert_allclose(scored.columns["g_nll"], nll, rtol=1e-12)
-    absent = json.loads((root / "score" / "absent.json").read_text())
-    assert absent["p_true"] == "the run has no p_true"
+    assert scored.samples[0].embeddings is None  # nobody needed hidden states
+    assert "semantics.p_true = true" in absent["p_true"]
+
+
+def test_the_unit_of_resampling_is_the_datasets(run):
+    """Another unit changes every interval, and nothing but intervals."""
+    folder, config = run
+    before = read_results(folder)["slices"][0]
+    runs_of_units = json.loads((folder / "data" / "stage.json").read_text())["settings"]
+    assert runs_of_units["data.unit"] == "image_id"
+    table = pa_table(folder / "data" / "queries.parquet")
+    table["unit"] = table["query_id"]
+    write_table(folder / "data" / "queries.parquet", table)
+    run_stages(folder, config, only="evaluate", redo="evaluate")
+    after = read_results(folder)["slices"][0]
+    for name, row in before["methods"].items():
+        for metric in ("auroc", "aurac", "coverage_empirical"):
+            old, new = row[metric], after["methods"][name][metric]
+            assert old["estimate"] == new["estimate"]
+            assert (old["low"], old["high"]) != (new["low"], new["high"])
+
+
+def pa_table(path):
+    return parquet.read_table(path).to_pydict()
+
+
+def write_table(path, columns):
+    import pyarrow as pa
+
+    parquet.write_table(pa.table(columns), path)
+
+
+def test_prior_only_is_m0_of_the_fit(finished):
+    root, _, _ = finished
+    table = read_predictions(root)
+    np.testing.assert_allclose(table["prior-only.u"], table["practical.m0"], rtol=1e-12)
+
+
+def test_a_method_that_cannot_be_fitted_is_named_with_its_setting(run):
+    folder, config = run
+    config = change_config(config, ['calibrate.methods=["practical", "eigv", "p_true"]'])
+    run_stages(folder, config, redo="calibrate")
+    results = read_results(folder)
+    assert list(results["slices"][0]["methods"]) == ["practical"]
+    assert "semantics.similarity" in results["absent"]["eigv"]
+    assert "semantics.p_true = true" in results["absent"]["p_true"]
+
+
+def test_groups_of_methods():
+    assert find_method("paper").group == "FUSE"
+    assert find_method("paper_mean").group == "Ablations"
+    assert find_method("prior-only").group == "Sources"
+    assert find_method("paper_jitter_1e-08").group == "Sensitivity"
+    assert find_method("umpire").group == "Baselines"
 
 
 def test_stored_queries_come_back(finished):
     root, _, _ = finished
-    first, *_ = read_queries_of(root)
+    first, *_ = read_asked(root)
     assert (first.id, first.references) == ("calibration/0", ["right"])
     assert first.metadata["split"] == "calibration"
     assert first.images[0].is_file()

@@ -12,7 +12,7 @@ from fusevlm.errors import ArtefactError, InputError
 from fusevlm.pipeline import calibrate, score
 from fusevlm.pipeline.evaluate import read_results
 from fusevlm.pipeline.run import STAGES, describe, run_stages, states
-from fusevlm.store import runs as folders
+from fusevlm.store import files, hold, runs, save_json
 
 
 def heard(run, config, **options):
@@ -37,12 +37,12 @@ def test_a_changed_key_makes_its_stage_stale_by_name(run):
         run_stages(folder, changed)
     assert "score is stale: score.layer was 'last' and is now 'middle'" in str(refused.value)
     assert "--redo score" in str(refused.value)
-    assert folders.read_run(folder) == config  # a refusal changes nothing
+    assert runs.read_run(folder) == config  # a refusal changes nothing
     lines = heard(folder, changed, redo="score")
     assert [line for line in lines if "begins" in line] == [
         f"{name}: begins" for name in ("score", "calibrate", "evaluate", "report")
     ]
-    assert folders.read_run(folder) == changed
+    assert runs.read_run(folder) == changed
 
 
 def test_a_later_key_leaves_earlier_stages_alone(run):
@@ -60,15 +60,15 @@ def test_an_earlier_stage_made_again_differently_makes_the_next_stale(run):
     labels = folder / "score" / score.LABELS
     labels.write_bytes(labels.read_bytes() + b"x")
     manifest = json.loads((folder / "score" / "stage.json").read_text())
-    manifest["digest"] = folders.digest_stage(folder / "score")
-    folders.save_json(folder / "score" / "stage.json", manifest)
+    manifest["digest"] = runs.digest_stage(folder / "score")
+    save_json(folder / "score" / "stage.json", manifest)
     with pytest.raises(ArtefactError, match="calibrate is stale: score was made again"):
         run_stages(folder, config)
 
 
 def test_the_same_result_again_leaves_later_stages_fresh(run):
     folder, config = run
-    folders.remove_stage(folder, "score")
+    runs.remove_stage(folder, "score")
     with pytest.raises(ArtefactError, match="calibrate is stale: score is missing"):
         run_stages(folder, config)
     run_stages(folder, config, only="score")
@@ -99,17 +99,17 @@ def test_an_interrupted_stage_goes_on(run, monkeypatch):
 
 def test_a_full_disk_stops_the_run_and_keeps_what_is_done(run, monkeypatch):
     folder, config = run
-    real = folders.store.write_atomically
+    real = files.write_atomically
 
     def full(path, payload):
         if path.name == score.TABLE:
             raise OSError(errno.ENOSPC, "No space left on device")
         real(path, payload)
 
-    monkeypatch.setattr(folders.store, "write_atomically", full)
-    with pytest.raises(ArtefactError, match=r"No space left on device\. Finished stages are kept"):
+    monkeypatch.setattr(files, "write_atomically", full)
+    with pytest.raises(ArtefactError, match=r"No space left on device\. What is finished is kept"):
         run_stages(folder, config, redo="score")
-    monkeypatch.setattr(folders.store, "write_atomically", real)
+    monkeypatch.setattr(files, "write_atomically", real)
     assert states(folder, config)["score"].kind == "incomplete"
     assert states(folder, config)["adapter"].kind == "fresh"
     run_stages(folder, config)
@@ -118,7 +118,7 @@ def test_a_full_disk_stops_the_run_and_keeps_what_is_done(run, monkeypatch):
 
 def test_a_full_disk_while_noting_an_interruption_hides_nothing(run, monkeypatch):
     folder, config = run
-    real = folders.store.write_atomically
+    real = files.write_atomically
     allowed = iter([True, True])  # run.json and the first manifest
 
     def full(path, payload):
@@ -126,7 +126,7 @@ def test_a_full_disk_while_noting_an_interruption_hides_nothing(run, monkeypatch
             raise OSError(errno.ENOSPC, "No space left on device")
         real(path, payload)
 
-    monkeypatch.setattr(folders.store, "write_atomically", full)
+    monkeypatch.setattr(files, "write_atomically", full)
     with pytest.raises(ArtefactError, match=score.TABLE):
         run_stages(folder, config, redo="score")
 
@@ -135,7 +135,7 @@ def test_a_folder_that_cannot_be_written_is_said(finished, tmp_path):
     _, config, _ = finished
     blocked = tmp_path / "file"
     blocked.write_text("")
-    with pytest.raises(ArtefactError, match="Choose another --run"):
+    with pytest.raises(ArtefactError, match="Choose another folder"):
         run_stages(blocked / "below", config)
 
 
@@ -151,7 +151,7 @@ def test_a_folder_that_cannot_be_written_is_said(finished, tmp_path):
             "made by fusevlm 9.0 with schema version 99",
         ),
         ("score/stage.json", "{", "Make it again: --redo score"),
-        ("score/stage.json", '{"schema_version": 1, "odd": 2}', "is damaged"),
+        ("score/stage.json", '{"schema_version": 2, "odd": 2}', "is damaged"),
         ("score/stage.json", '{"schema_version": 0, "fusevlm": "0.0"}', "schema version 0"),
     ],
 )
@@ -178,7 +178,7 @@ def test_a_damaged_table_is_named(run):
 
 def test_one_process_at_a_time(run):
     folder, config = run
-    with folders.hold(folder), pytest.raises(ArtefactError, match="in use by process"):
+    with hold(folder), pytest.raises(ArtefactError, match="in use by process"):
         run_stages(folder, config)
 
 
@@ -197,13 +197,13 @@ def test_a_changed_input_file_makes_its_stage_stale(run, tmp_path, monkeypatch):
 
 def test_a_stage_alone_needs_those_before_it(run):
     folder, config = run
-    folders.remove_stage(folder, "report")
-    folders.remove_stage(folder, "evaluate")
+    runs.remove_stage(folder, "report")
+    runs.remove_stage(folder, "evaluate")
     with pytest.raises(ArtefactError, match="report needs evaluate, which is missing"):
         run_stages(folder, config, only="report")
-    with pytest.raises(InputError, match="no stage is called 'scores'"):
+    with pytest.raises(InputError, match="stage 'scores' is not known. Did you mean 'score'"):
         run_stages(folder, config, only="scores")
-    with pytest.raises(InputError, match="no stage is called 'scores'"):
+    with pytest.raises(InputError, match="stage 'scores' is not known. Did you mean 'score'"):
         run_stages(folder, config, redo="scores")
 
 

@@ -1,26 +1,28 @@
 import csv
+import dataclasses
 import io
 import json
 
 import pytest
 
-from fusevlm.metrics import Difference, Interval
-from fusevlm.pipeline.bench_compare import holm
-from fusevlm.pipeline.bench_results import METRICS, Cell, Curve, Place, Results, Row, as_tree
+from fusevlm.pipeline.measure import holm
 from fusevlm.render import tables
+from fusevlm.render.results import METRICS, Cell, Curve, Place, Results, Row
+from fusevlm.store.tables import csv_bytes
 
 
 def interval(value):
-    return Interval(value, value - 0.02, value + 0.02, 0.95, 100, 0)
+    return {"estimate": value, "low": value - 0.02, "high": value + 0.02}
 
 
 def cell(value, *, against=None):
-    found = {name: interval(value) for name in METRICS}
+    figures = {name: interval(value) for name in METRICS}
+    figures |= {"coverage_guaranteed": interval(0.5), "risk_guaranteed": interval(0.1)}
     difference = None
     if against is not None:
-        difference = Difference(value, value - against, against, against - 0.01, against + 0.01,
-                                0.04, 0.95, 100, 0)  # fmt: skip
-    return Cell(found, coverage=0.5, risk=0.1, against=difference, seconds=0.012)
+        difference = {"difference": against, "low": against - 0.01, "high": against + 0.01,
+                      "p_value": 0.04, "p_holm": 0.08}  # fmt: skip
+    return Cell(figures, difference, seconds=0.012)
 
 
 @pytest.fixture
@@ -38,7 +40,7 @@ def results():
         Row("paper_mean", "Mean-only u*", "Ablations", {p: cell(0.8) for p in ("VQA_v2", "OK")},
             note="equal to paper"),
     ]  # fmt: skip
-    curve = Curve("OK", "generations", ["2", "5"], {"practical": [0.6, None]}, [0.7, 0.7])
+    curve = Curve("OK", "samples", ["2", "5"], {"practical": [0.6, None]}, [0.7, 0.7])
     return Results("trial", places, rows, [curve])
 
 
@@ -47,7 +49,7 @@ def test_terminal_shows_every_row_and_explains_the_missing_one(results):
     assert text.count("G-NLL") == 2
     assert "0.800 [0.780, 0.820]" in text
     assert "+0.100 [+0.090, +0.110]" in text
-    assert "– (the run has no similarity)" in text
+    assert "absent: KLE (the run has no similarity)" in text
     assert "base accuracy 0.700" in text
 
 
@@ -60,7 +62,9 @@ def test_markdown_tables_are_rectangular(results):
 
 
 def test_csv_reads_back(results):
-    rows = list(csv.DictReader(io.StringIO(tables.comma_separated(results))))
+    rows = list(
+        csv.DictReader(io.StringIO(csv_bytes(tables.CSV_HEADER, tables.csv_rows(results)).decode()))
+    )
     chosen = [
         r for r in rows if (r["place"], r["method"], r["metric"]) == ("OK", "practical", "ece")
     ]
@@ -83,7 +87,9 @@ def test_latex_marks_the_best_and_escapes(results):
 
 
 def test_json_is_plain(results):
-    assert json.loads(json.dumps(as_tree(results)))["rows"][2]["cells"]["OK"]["risk"] == 0.1
+    tree = json.loads(json.dumps(dataclasses.asdict(results)))
+    cell = tree["rows"][2]["cells"]["OK"]
+    assert cell["figures"]["risk_guaranteed"]["estimate"] == 0.1
 
 
 def test_holm_against_the_definition():
