@@ -101,9 +101,8 @@ def find_semantics(
     tools: Tools, batch: Batch, needed: Collection[str] | None = None
 ) -> list[Semantics]:
     """What the settings ask for, of some queries; of that, only the ``needed`` of ``PARTS``."""
-    parts = {checks.known(part, PARTS, "the part of semantics") for part in needed or ()}
-    if needed is None:
-        parts = set(PARTS)
+    asked = PARTS if needed is None else needed
+    parts = {checks.known(part, PARTS, "the part of semantics") for part in asked}
     wanted = tools.wanted
     nothing = [None] * len(batch)
     linked = "meanings" in parts and wanted.meanings == "sentences"
