@@ -152,7 +152,7 @@ def test_damaged_files(tmp_path, images):
 
 def test_wrong_arguments(tmp_path, images):
     path = write(tmp_path / "dataset.json", KARPATHY)
-    with pytest.raises(InputError, match="'coco', 'karpathy', 'tokens', 'table'"):
+    with pytest.raises(InputError, match=r"not known\. Known are: coco, karpathy, tokens, table"):
         read_captions(path, images, format="flickr")
     with pytest.raises(InputError, match="leave split_lists out"):
         read_captions(path, images, format="karpathy", split_lists={"train": path})

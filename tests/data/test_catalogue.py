@@ -54,10 +54,20 @@ def test_own_tables_open_as_file(tmp_path):
     assert (query.question, query.references) == ("What?", ["a", "b"])
 
 
+def test_a_table_without_questions_names_the_nearest_column(tmp_path):
+    path = write(tmp_path / "mine.jsonl", '{"qustion": "What?", "references": ["a"]}\n')
+    with pytest.raises(InputError, match=r"no column 'question'\. Did you mean 'qustion'"):
+        open_dataset({"kind": "file", "path": path})
+    with pytest.raises(InputError, match="limit is 0"):
+        open_dataset({"kind": "file", "path": write(path, '{"question": "?"}\n'), "limit": 0})
+
+
 def test_mistakes_in_the_configuration_are_named(tmp_path):
     with pytest.raises(InputError, match="no 'kind'; expected one of vqav2, okvqa"):
         open_dataset({})
-    with pytest.raises(InputError, match=r"unknown kind of dataset 'vqa2'\. Did you mean 'vqav2'"):
+    with pytest.raises(
+        InputError, match=r"kind of dataset 'vqa2' is not known\. Did you mean 'vqav2'"
+    ):
         open_dataset({"kind": "vqa2"})
     with pytest.raises(InputError, match=r"setting of a okvqa dataset 'spilt'.*mean 'split'"):
         open_dataset({"kind": "okvqa", "folder": tmp_path, "spilt": "val"})
@@ -117,9 +127,11 @@ def test_rows_without_id_are_numbered(stand_in):
 
 
 def test_wrong_columns_are_named(stand_in):
-    with pytest.raises(InputError, match="no column 'text' among qid, question"):
+    with pytest.raises(InputError, match=r"no column 'text'\. Known are: qid, question"):
         next(read_hub("some/set", "val", columns={"question": "text"}))
-    with pytest.raises(InputError, match="'id', 'question', 'image', 'references'"):
+    with pytest.raises(
+        InputError, match=r"'answer' is not known\. Known are: id, question, image, references"
+    ):
         read_hub("some/set", "val", columns={"answer": "labels"})
 
 

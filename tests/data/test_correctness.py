@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fusevlm.data.correctness import CRITERIA, is_wrong, judge
-from fusevlm.data.vqa_accuracy import CONTRACTIONS, normalise
+from fusevlm.data.answers import CONTRACTIONS, same_form, vqa_form
+from fusevlm.data.correctness import CRITERIA, grade, is_wrong
 from fusevlm.errors import InputError
 
 
@@ -37,7 +37,7 @@ def ten(*answers):
     ],
 )
 def test_exact_match_ignores_case_and_punctuation(answer, reference, score):
-    assert judge(answer, ["something else", reference]) == score
+    assert grade(answer, ["something else", reference]) == score
 
 
 # -- VQA accuracy
@@ -53,14 +53,14 @@ def by_enumeration(answer, references):
 
 @given(st.lists(st.sampled_from(["cat", "dog", "bird"]), min_size=10, max_size=10))
 def test_vqa_accuracy_is_the_mean_over_leave_one_out_sets(references):
-    assert judge("cat", references, "vqa_accuracy") == pytest.approx(
+    assert grade("cat", references, "vqa_accuracy") == pytest.approx(
         by_enumeration("cat", references)
     )
 
 
 @pytest.mark.parametrize(("matches", "score"), list(enumerate([0, 0.3, 0.6, 0.9, 1, 1])))
 def test_vqa_accuracy_by_number_of_matches(matches, score):
-    assert judge("cat", ten(*["cat"] * matches), "vqa_accuracy") == pytest.approx(score)
+    assert grade("cat", ten(*["cat"] * matches), "vqa_accuracy") == pytest.approx(score)
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,7 @@ def test_vqa_accuracy_by_number_of_matches(matches, score):
     ],
 )
 def test_normalisation_of_the_official_scorer(text, plain):
-    assert normalise(text) == plain
+    assert vqa_form(text) == plain
 
 
 def test_the_contraction_table_is_the_official_one():
@@ -110,16 +110,16 @@ def test_the_contraction_table_is_the_official_one():
 
 
 def test_nothing_is_normalised_when_all_references_agree():
-    assert judge("Yes", ["yes"] * 10, "vqa_accuracy") == 0.0
-    assert judge("Yes", ["yes"] * 9 + ["no"], "vqa_accuracy") == 1.0
-    assert judge("yes\n", ["\tyes"] * 10, "vqa_accuracy") == 1.0
+    assert grade("Yes", ["yes"] * 10, "vqa_accuracy") == 0.0
+    assert grade("Yes", ["yes"] * 9 + ["no"], "vqa_accuracy") == 1.0
+    assert grade("yes\n", ["\tyes"] * 10, "vqa_accuracy") == 1.0
     # nine and one more spelling of the same word are different strings: normalised
-    assert judge("Two", ["two"] * 9 + ["2"], "vqa_accuracy") == 1.0
+    assert grade("Two", ["two"] * 9 + ["2"], "vqa_accuracy") == 1.0
 
 
 def test_vqa_accuracy_wants_ten_references():
     with pytest.raises(InputError, match="10 references; got 3"):
-        judge("a", ["a", "a", "a"], "vqa_accuracy")
+        grade("a", ["a", "a", "a"], "vqa_accuracy")
 
 
 # -- ROUGE-L
@@ -146,7 +146,7 @@ def test_rouge_l_is_the_f1_of_the_longest_common_subsequence(said, references):
         if common:
             precision, recall = common / len(said), common / len(reference)
             best = max(best, 2 * precision * recall / (precision + recall))
-    found = judge(" ".join(said), [" ".join(reference) for reference in references], "rouge_l")
+    found = grade(" ".join(said), [" ".join(reference) for reference in references], "rouge_l")
     assert found == pytest.approx(best)
 
 
@@ -167,7 +167,7 @@ def test_rouge_l_is_the_f1_of_the_longest_common_subsequence(said, references):
     ],
 )
 def test_rouge_l_of_known_pairs(answer, reference, score):
-    assert judge(answer, [reference], "rouge_l") == pytest.approx(score)
+    assert grade(answer, [reference], "rouge_l") == pytest.approx(score)
 
 
 # -- verdicts
@@ -188,17 +188,54 @@ def test_verdicts_follow_the_level():
 @pytest.mark.parametrize("criterion", CRITERIA)
 def test_no_references_is_an_error(criterion):
     with pytest.raises(InputError, match="references is empty"):
-        judge("cat", [], criterion)
+        grade("cat", [], criterion)
 
 
 def test_bad_calls_say_what_is_wrong():
-    with pytest.raises(InputError, match="'exact_match', 'vqa_accuracy', 'rouge_l'"):
-        judge("cat", ["cat"], "bleu")
+    with pytest.raises(
+        InputError, match=r"'bleu' is not known\. Known are: exact_match, vqa_accuracy, rouge_l"
+    ):
+        grade("cat", ["cat"], "bleu")
     with pytest.raises(InputError, match="list of strings"):
-        judge("cat", "cat")
+        grade("cat", "cat")
     with pytest.raises(InputError, match="expected a string"):
-        judge(None, ["cat"])
+        grade(None, ["cat"])
     with pytest.raises(InputError, match="leave level out"):
         is_wrong("cat", ["cat"], level=0.3)
     with pytest.raises(InputError, match="every answer is wrong"):
         is_wrong("cat", ["cat"], "rouge_l", level=1.5)
+
+
+# -- which samples say the same
+
+
+@pytest.mark.parametrize(
+    ("text", "form"),
+    [
+        ("The  Red car.", "red car"),
+        ("an apple", "apple"),
+        ("theatre another bath", "theatre another bath"),
+        ('"A cat!"', "cat"),
+        ("the 'a cat'", "cat"),  # what stripping uncovers is stripped too
+        ("A", "a"),  # an option, not an article of anything
+        ("A.", "a"),
+        ("-5.", "-5"),
+        (".5", ".5"),
+        ("1.5", "1.5"),
+        ("$5", "$5"),
+        ("it's 3.5", "it's 3.5"),
+        ("red, blue", "red, blue"),
+        ("a-frame", "a-frame"),
+        (" \n", ""),
+    ],
+)
+def test_the_form_of_samples_that_say_the_same(text, form):
+    assert same_form(text) == form
+
+
+@given(st.text(alphabet=" \n\"'`.,;:!?-5aAnTthe", max_size=12))
+def test_the_form_is_its_own_form_and_keeps_signs(text):
+    form = same_form(text)
+    assert same_form(form) == form == same_form(f' "{text}." ')
+    assert form == " ".join(form.lower().split())
+    assert sum(map(form.count, "5-")) == sum(map(text.count, "5-"))

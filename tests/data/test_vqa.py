@@ -15,7 +15,7 @@ from tests.data.official import (
 )
 
 from fusevlm.data import vqa
-from fusevlm.data.correctness import judge
+from fusevlm.data.correctness import grade
 from fusevlm.data.vqa import SPLITS, read_vqa
 from fusevlm.errors import ArtefactError, InputError
 
@@ -42,7 +42,7 @@ def test_questions_meet_their_answers(tmp_path, ending):
     }
     assert found[2].images == ()
     assert str(reading.problems) == "6 read; bad: none"
-    assert judge("Cat", found[2].references, "vqa_accuracy") == 1.0
+    assert grade("Cat", found[2].references, "vqa_accuracy") == 1.0
 
 
 def map_of(make):
@@ -122,9 +122,11 @@ def test_official_file_names():
     assert SPLITS["vqav2"]["val"].questions == "v2_OpenEnded_mscoco_val2014_questions.json"
     assert SPLITS["okvqa"]["train"].annotations == "mscoco_train2014_annotations.json"
     assert SPLITS["advqa"]["val"].annotations == "v1_mscoco_val2017_advqa_annotations.json"
-    with pytest.raises(InputError, match="split of okvqa is 'test'; expected one of 'train'"):
+    with pytest.raises(
+        InputError, match=r"split of okvqa 'test' is not known\. Known are: train, val"
+    ):
         vqa.official_split("okvqa", "test")
-    with pytest.raises(InputError, match="'vqav2', 'okvqa', 'advqa'"):
+    with pytest.raises(InputError, match=r"'vqav3' is not known\. Did you mean 'vqav2'"):
         vqa.official_split("vqav3", "val")
 
 

@@ -12,7 +12,13 @@ from fusevlm.errors import InputError
 from fusevlm.models.huggingface import HuggingFace
 from fusevlm.models.protocol import Decoding
 from fusevlm.semantics import rephrase
-from fusevlm.semantics.rephrase import ByModel, Templates, agreement, by_generator, by_prompt
+from fusevlm.semantics.rephrase import (
+    ByModel,
+    Templates,
+    by_generator,
+    by_prompt,
+    rephrasings_agree,
+)
 from fusevlm.types import Generation, Samples
 
 ANSWERS = ["red", "a circle", "2"]
@@ -113,10 +119,12 @@ def test_templates_hold_the_question_and_are_all_different(queries):
         Templates().rephrase(queries, ANSWERS, k + 1, seed=0)
 
 
-def test_agreement_compares_normalised_answers(queries, caplog):
+def test_agreement_compares_what_answers_say(queries, caplog):
     told = {"p": "Red.", "q": "the red", "r": "blue", "s": "circle", "t": None}
     backend = Scripted(told.get)
-    found = agreement(backend, queries, ANSWERS, [["p", "q", "r", "t"], ["s", "r"], []], batch=4)
+    found = rephrasings_agree(
+        backend, queries, ANSWERS, [["p", "q", "r", "t"], ["s", "r"], []], batch=4
+    )
     assert [row.tolist() for row in found] == [[True, True, False], [True, False], []]
     assert all(row.dtype == np.bool_ for row in found)
     assert "no answer to query q0, rephrasing 4: refused" in caplog.text
@@ -134,7 +142,7 @@ def test_agreement_on_a_model_is_that_of_its_greedy_answers(vlm, queries):
         for q, texts in zip(queries, rephrasings, strict=True)
     ]
     answers = [next(text for text in row if text) for row in greedy]
-    found = agreement(vlm, queries, answers, rephrasings)
+    found = rephrasings_agree(vlm, queries, answers, rephrasings)
     expected = [
         [text == answer for text in row if text]  # a model that only ends has not answered
         for row, answer in zip(greedy, answers, strict=True)
@@ -147,4 +155,4 @@ def test_lengths_must_match(queries):
     with pytest.raises(InputError, match="2 answers for 3 queries"):
         Templates().rephrase(queries, ANSWERS[:2], 1, seed=0)
     with pytest.raises(InputError, match="1 lists of rephrasings for 3"):
-        agreement(Scripted(str), queries, ANSWERS, [["p"]])
+        rephrasings_agree(Scripted(str), queries, ANSWERS, [["p"]])

@@ -7,7 +7,7 @@ from scipy.spatial.distance import cosine
 from fusevlm.models.towers import SentenceEncoder
 from fusevlm.semantics.sentences import answer_similarity, sentence_similarity, sentence_vectors
 
-RESPONSES = [["a red circle", "blue", "a red circle"], ["blue", "two dogs are playing"], []]
+SAMPLES = [["a red circle", "blue", "a red circle"], ["blue", "two dogs are playing"], []]
 
 
 class Counting:
@@ -25,8 +25,8 @@ def encoder():
 
 
 def test_similarities_are_mapped_cosines_of_single_texts(encoder):
-    found = sentence_similarity(encoder, RESPONSES)
-    for row, S in zip(RESPONSES, found, strict=True):
+    found = sentence_similarity(encoder, SAMPLES)
+    for row, S in zip(SAMPLES, found, strict=True):
         vectors = [encoder.texts([text]).vectors[0].astype(float) for text in row]
         expected = [[1 - cosine(a, b) / 2 for b in vectors] for a in vectors]
         np.testing.assert_allclose(S, np.reshape(expected, (len(row), len(row))), atol=1e-6)
@@ -39,8 +39,8 @@ def test_equal_texts_tie_exactly(encoder):
     assert (np.stack(found) == 1.0).all()
 
 
-def test_the_answer_is_compared_with_every_response(encoder):
-    found = answer_similarity(encoder, RESPONSES, ["red", "blue", "yes"])
+def test_the_answer_is_compared_with_every_sample(encoder):
+    found = answer_similarity(encoder, SAMPLES, ["red", "blue", "yes"])
     red, circle = encoder.texts(["red", "a red circle"]).vectors.astype(float)
     assert found[0][0] == pytest.approx(1 - cosine(red, circle) / 2, abs=1e-6)
     assert found[1][0] == pytest.approx(1.0, abs=1e-6)
@@ -49,7 +49,7 @@ def test_the_answer_is_compared_with_every_response(encoder):
 
 def test_each_text_is_encoded_once_for_all_queries(encoder):
     counting = Counting(encoder)
-    vectors = sentence_vectors(counting, RESPONSES)
+    vectors = sentence_vectors(counting, SAMPLES)
     assert sorted(counting.seen) == ["a red circle", "blue", "two dogs are playing"]
     np.testing.assert_array_equal(vectors[0][0], vectors[0][2])
     np.testing.assert_array_equal(vectors[0][1], vectors[1][0])

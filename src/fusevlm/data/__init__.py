@@ -1,1 +1,1 @@
-"""Queries and answers as they come in files."""
+"""Queries and references in: tables, VQA, captions, hub, embedded scenes; is an answer right?"""

@@ -51,7 +51,7 @@ def read_captions(
     ``split_lists`` names the files that list the images of each split, one per line, for the last
     two (Flickr_8k.trainImages.txt …); without it their split is "all". Files may be gzipped.
     """
-    reader = FORMATS[checks.choice(format, "format", tuple(FORMATS))]
+    reader = FORMATS[checks.known(format, FORMATS, "the format")]
     if split_lists and format not in LISTED:
         raise InputError(f"{format} files name their splits themselves; leave split_lists out.")
     must_exist(path, *(split_lists or {}).values())

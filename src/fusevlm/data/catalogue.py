@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from fusevlm import checks
 from fusevlm.data.hub import read_hub
 from fusevlm.data.tables import read_queries
 from fusevlm.data.vqa import official_split, read_vqa
@@ -26,12 +26,11 @@ def open_dataset(config: _Config) -> Iterator[Query]:
     """
     if "kind" not in config:
         raise InputError(f"the dataset has no 'kind'; expected one of {', '.join(KINDS)}.")
-    kind = str(config["kind"])
-    _check_known(kind, KINDS, "kind of dataset")
+    kind = checks.known(str(config["kind"]), KINDS, "the kind of dataset")
     needed, optional, opener = KINDS[kind]
     given = {name: value for name, value in config.items() if name != "kind"}
     for name in given:
-        _check_known(name, (*needed, *optional), f"setting of a {kind} dataset")
+        checks.known(name, (*needed, *optional), f"the setting of a {kind} dataset")
     for name in needed:
         if name not in given:
             raise InputError(f"a {kind} dataset needs {name!r}; got {', '.join(config)}.")
@@ -82,14 +81,6 @@ def _open_file(kind: str, given: _Config) -> Iterator[Query]:
 
 def _open_hub(kind: str, given: _Config) -> Iterator[Query]:
     return read_hub(**given)
-
-
-def _check_known(name: str, known: Iterable[str], what: str) -> None:
-    known = list(known)
-    if name not in known:
-        near = difflib.get_close_matches(name, known, n=1)
-        hint = f" Did you mean {near[0]!r}?" if near else ""
-        raise InputError(f"unknown {what} {name!r}.{hint} Known are: {', '.join(known)}.")
 
 
 _VQA = (("folder",), ("split", "images", "answers", "limit", "strict"), _open_vqa)

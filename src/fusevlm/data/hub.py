@@ -31,7 +31,7 @@ def read_hub(
     library = checks.extra("datasets", "reading a dataset of the Hugging Face hub", "hub")
     given = dict(columns or {})
     for field in given:
-        checks.choice(field, "a field of columns", FIELDS)
+        checks.known(field, FIELDS, "the field of columns")
     if limit is not None:
         limit = checks.count(limit, "limit")
     try:
@@ -70,7 +70,7 @@ def _queries(
 def _query(row: Mapping[str, Any], columns: Mapping[str, str], number: int) -> Query:
     if columns["question"] not in row:
         raise InputError(
-            f"no column {columns['question']!r} among {', '.join(row)}. "
+            f"no column {columns['question']!r}.{checks.hint(columns['question'], row)} "
             f"Name the right one: columns={{'question': …}}."
         )
     key, image = row.get(columns["id"]), row.get(columns["image"])

@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from fusevlm import checks
 from fusevlm.errors import InputError
 from fusevlm.store import read_table
 from fusevlm.types import Query
@@ -28,10 +29,12 @@ def read_queries(
     """
     table = read_table(path)
     if "question" not in table:
-        raise InputError(f"{path} has no column 'question'; it has {', '.join(table)}.")
+        raise InputError(f"{path} has no column 'question'.{checks.hint('question', table)}")
     root = Path(images) if images is not None else Path(path).parent
     size = len(table["question"])
-    found = [_query(table, i, root, path) for i in range(min(size, limit or size))]
+    if limit is not None:
+        size = min(size, checks.count(limit, "limit"))
+    found = [_query(table, i, root, path) for i in range(size)]
     seen: set[str] = set()
     for query in found:
         if query.id in seen:

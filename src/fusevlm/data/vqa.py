@@ -104,8 +104,8 @@ def read_vqa(
 
 def official_split(name: str, split: str) -> Split:
     """The files of a split by the names of its dataset and itself."""
-    splits = SPLITS[checks.choice(name, "name", tuple(SPLITS))]
-    return splits[checks.choice(split, f"split of {name}", tuple(splits))]
+    splits = SPLITS[checks.known(name, SPLITS, "the dataset")]
+    return splits[checks.known(split, splits, f"the split of {name}")]
 
 
 def image_names(images: Path, folders: tuple[str, ...]) -> list[str]:

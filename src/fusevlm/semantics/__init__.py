@@ -1,1 +1,1 @@
-"""What responses mean: clusters, similarities, rephrasings, and the model's own verdict."""
+"""Which samples mean the same: by strings, inference, sentences; questions asked otherwise."""

@@ -1,6 +1,6 @@
-"""Natural-language inference over the responses of many queries: clusters and similarities.
+"""Natural-language inference over the samples of many queries: meanings and similarities.
 
-The question is put before each response. Equal texts are never compared; a pair that several
+The question is put before each sample. Equal texts are never compared; a pair that several
 queries share is judged once; all queries take their steps together so that batches are full; pairs
 of like length share a batch; what is judged can be kept on disk (:mod:`fusevlm.store.cache`).
 """
@@ -18,8 +18,8 @@ import numpy as np
 from fusevlm import checks
 from fusevlm.checks import FloatArray, IntArray
 from fusevlm.errors import InputError
-from fusevlm.semantics.strings import Pair, greedy
-from fusevlm.store.cache import PairCache
+from fusevlm.semantics.strings import greedy
+from fusevlm.store.cache import Pair, PairCache
 
 logger = logging.getLogger(__name__)
 
@@ -58,35 +58,35 @@ class Counts:
 
 
 @dataclass(frozen=True, eq=False)
-class Clusters:
-    """Labels [n] of each query's responses, and what they cost."""
+class Meanings:
+    """Meanings [n] of each query's samples, and what they cost."""
 
-    labels: list[IntArray]
+    numbers: list[IntArray]
     counts: Counts
 
 
 @dataclass(frozen=True, eq=False)
 class Similarities:
-    """Symmetric similarities [n, n] in [0, 1] of each query's responses, and what they cost."""
+    """Symmetric similarities [n, n] in [0, 1] of each query's samples, and what they cost."""
 
     matrices: list[FloatArray]
     counts: Counts
 
 
-def cluster_queries(
+def find_meanings(
     judge: Judge,
     questions: Sequence[str],
-    responses: Sequence[Sequence[str]],
+    samples: Sequence[Sequence[str]],
     *,
     strict: bool = True,
     cache: PairCache | None = None,
-) -> Clusters:
-    """``by_entailment`` of every query, asking only what the greedy clustering needs.
+) -> Meanings:
+    """``by_entailment`` of every query, asking only what the greedy grouping needs.
 
     All queries advance together: in each round the open pairs of all of them are judged at once.
     """
-    texts = _asked_texts(questions, responses)
-    labels: list[IntArray] = [np.zeros(0, dtype=np.int64)] * len(texts)
+    texts = _asked_texts(questions, samples)
+    numbers: list[IntArray] = [np.zeros(0, dtype=np.int64)] * len(texts)
     running = dict(enumerate(greedy(rows, strict=strict) for rows in texts))
     relations: dict[Pair, int] = {}
     waiting: dict[int, Pair] = {}
@@ -99,18 +99,18 @@ def cluster_queries(
                     pair = steps.send(relations[pair])
                 waiting[q] = pair
             except StopIteration as end:
-                labels[q] = end.value
+                numbers[q] = end.value
                 del running[q]
         found, new = judge_pairs(judge, (waiting[q] for q in running), cache)
         relations |= {pair: int(p.argmax()) for pair, p in found.items()}
         n_judged += new
-    return Clusters(labels, _count(texts, len(relations), n_judged))
+    return Meanings(numbers, _count(texts, len(relations), n_judged))
 
 
 def nli_similarity(
     judge: Judge,
     questions: Sequence[str],
-    responses: Sequence[Sequence[str]],
+    samples: Sequence[Sequence[str]],
     *,
     kind: str = "entailment",
     cache: PairCache | None = None,
@@ -122,7 +122,7 @@ def nli_similarity(
     different texts are judged.
     """
     weights = np.array(SIMILARITIES[checks.choice(kind, "kind", tuple(SIMILARITIES))])
-    texts = _asked_texts(questions, responses)
+    texts = _asked_texts(questions, samples)
     pairs = _distinct_pairs(texts)
     found, new = judge_pairs(judge, pairs, cache)
     value = {pair: float(p @ weights) for pair, p in found.items()}
@@ -214,16 +214,16 @@ def relation_order(id2label: Mapping[int, str]) -> tuple[int, int, int]:
     return label["contradiction"], label["neutral"], label["entailment"]
 
 
-def _asked_texts(questions: Sequence[str], responses: Sequence[Sequence[str]]) -> list[list[str]]:
-    """Each response with its question before it."""
-    if len(questions) != len(responses):
+def _asked_texts(questions: Sequence[str], samples: Sequence[Sequence[str]]) -> list[list[str]]:
+    """Each sample with its question before it."""
+    if len(questions) != len(samples):
         raise InputError(
-            f"{len(questions)} questions for the responses of {len(responses)} queries; "
+            f"{len(questions)} questions for the samples of {len(samples)} queries; "
             f"expected one question per query."
         )
     return [
         [f"{question} {text}" for text in row]
-        for question, row in zip(questions, responses, strict=True)
+        for question, row in zip(questions, samples, strict=True)
     ]
 
 

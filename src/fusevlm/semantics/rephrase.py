@@ -9,15 +9,15 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
 from fusevlm import checks
 from fusevlm.checks import BoolArray
+from fusevlm.data.answers import same_form
 from fusevlm.errors import InputError
 from fusevlm.models.protocol import Backend, Decoding
-from fusevlm.semantics.strings import normalise
 from fusevlm.types import Query
 
 if TYPE_CHECKING:
@@ -85,11 +85,13 @@ class ByModel:
         return found
 
 
-def by_generator(source: str, **options: Any) -> ByModel:
+def by_generator(source: str, *, device: str = "cpu") -> ByModel:
     """A question generator from a folder or hub name, such as the embedded one."""
     from fusevlm.models.huggingface import HuggingFace
 
-    return ByModel(HuggingFace.load(source, decoding=REPHRASING, **options), FROM_ANSWER)
+    backend = HuggingFace.load(source, decoding=REPHRASING)
+    backend.model.to(device)
+    return ByModel(backend, FROM_ANSWER)
 
 
 def by_prompt(vlm: HuggingFace) -> ByModel:
@@ -123,7 +125,7 @@ class Templates:
         ]
 
 
-def agreement(
+def rephrasings_agree(
     backend: Backend,
     queries: Sequence[Query],
     answers: Sequence[str],
@@ -131,14 +133,14 @@ def agreement(
     *,
     batch: int = 16,
 ) -> list[BoolArray]:
-    """Whether the greedy answer to each rephrasing equals the answer, both normalised.
+    """Whether the greedy answer to each rephrasing says the same as the answer.
 
     One array per query. A rephrasing that fails (too long, for example) has no entry, and is named
     in a warning.
     """
     if len(rephrasings) != len(queries):
         raise InputError(f"{len(rephrasings)} lists of rephrasings for {len(queries)} queries.")
-    expected = [normalise(answer) for _, answer in _paired(queries, answers)]
+    expected = [same_form(answer) for _, answer in _paired(queries, answers)]
     asked = [
         (q, replace(query, id=f"{query.id}, rephrasing {k + 1}", question=text))
         for q, (query, texts) in enumerate(zip(queries, rephrasings, strict=True))
@@ -153,7 +155,7 @@ def agreement(
             if answer is None:
                 logger.warning("no answer to query %s: %s", found.query_id, found.error)
             else:
-                agrees[q].append(normalise(answer) == expected[q])
+                agrees[q].append(same_form(answer) == expected[q])
     return [np.array(row, dtype=np.bool_) for row in agrees]
 
 

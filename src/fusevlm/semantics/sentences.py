@@ -1,4 +1,4 @@
-"""Similarity of responses by a sentence encoder; a text is encoded once for all queries."""
+"""Similarity of samples by a sentence encoder; a text is encoded once for all queries."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ if TYPE_CHECKING:
 
 
 def sentence_vectors(
-    encoder: SentenceEncoder, responses: Sequence[Sequence[str]]
+    encoder: SentenceEncoder, samples: Sequence[Sequence[str]]
 ) -> list[FloatArray]:
-    """Unit vectors [n, D] of each query's responses."""
+    """Unit vectors [n, D] of each query's samples."""
     # texts of like length share a batch, so that little is padded
-    distinct = sorted({text for row in responses for text in row}, key=lambda t: (len(t), t))
+    distinct = sorted({text for row in samples for text in row}, key=lambda t: (len(t), t))
     vectors = encoder.texts(distinct).vectors.astype(np.float64) if distinct else np.empty((0, 0))
     place = {text: i for i, text in enumerate(distinct)}
-    return [vectors[[place[text] for text in row]] for row in responses]
+    return [vectors[[place[text] for text in row]] for row in samples]
 
 
 def sentence_similarity(
-    encoder: SentenceEncoder, responses: Sequence[Sequence[str]]
+    encoder: SentenceEncoder, samples: Sequence[Sequence[str]]
 ) -> list[FloatArray]:
-    """``similarity`` [n, n] of each query's responses."""
-    rows = sentence_vectors(encoder, responses)
-    return [similarity(texts, own) for texts, own in zip(responses, rows, strict=True)]
+    """``similarity`` [n, n] of each query's samples."""
+    rows = sentence_vectors(encoder, samples)
+    return [similarity(texts, own) for texts, own in zip(samples, rows, strict=True)]
 
 
 def answer_similarity(
-    encoder: SentenceEncoder, responses: Sequence[Sequence[str]], answers: Sequence[str]
+    encoder: SentenceEncoder, samples: Sequence[Sequence[str]], answers: Sequence[str]
 ) -> list[FloatArray]:
-    """``similarity`` [n] of each query's responses to its judged answer."""
-    rows = [[*texts, answer] for texts, answer in zip(responses, answers, strict=True)]
+    """``similarity`` [n] of each query's samples to its judged answer."""
+    rows = [[*texts, answer] for texts, answer in zip(samples, answers, strict=True)]
     return [matrix[-1, :-1] for matrix in sentence_similarity(encoder, rows)]
 
 
@@ -44,7 +44,7 @@ def similarity(texts: Sequence[str], vectors: FloatArray) -> FloatArray:
     """(1 + cosine)/2 of n texts by their unit vectors [n, D]: [n, n] in [0, 1].
 
     The linear map keeps the order of all cosines: opposite texts have 0, unrelated ones about 1/2.
-    Equal texts have exactly 1: rounding would otherwise rank queries whose responses are all equal,
+    Equal texts have exactly 1: rounding would otherwise rank queries whose samples are all equal,
     and a score with many ties would show it.
     """
     cosine = np.clip(vectors @ vectors.T, -1.0, 1.0)

@@ -1,14 +1,12 @@
-"""Which responses say the same: cluster numbers from strings, entailment or similarity.
+"""Which samples say the same: meanings from strings, entailment or similarity.
 
-Each function returns labels [n]: responses with the same number form one cluster. Greedy clustering
-depends on the order in which it meets the responses, so they are put into one order first: the most
-frequent text first, ties by the text itself. Shuffled responses then give shuffled labels, no more.
+Each function returns meanings [n]: samples with the same number say the same. Greedy grouping
+depends on the order in which it meets the samples, so they are put into one order first: the most
+frequent text first, ties by the text itself. Shuffled samples then give shuffled numbers, no more.
 """
 
 from __future__ import annotations
 
-import re
-import string
 from collections import Counter
 from collections.abc import Callable, Generator, Sequence
 from typing import Any
@@ -17,36 +15,30 @@ import numpy as np
 
 from fusevlm import checks
 from fusevlm.checks import IntArray
+from fusevlm.data.answers import same_form
 from fusevlm.errors import InputError
+from fusevlm.store.cache import Pair
 
-Pair = tuple[str, str]  # premise, hypothesis
 CONTRADICTION, NEUTRAL, ENTAILMENT = range(3)  # the relations, and the order of their probabilities
 
-_MARKS = str.maketrans("", "", string.punctuation)
-_ARTICLE = re.compile(r"\b(a|an|the)\b")
 _ASYMMETRY = 1e-6
 
 
-def normalise(text: str) -> str:
-    """Lower case, without punctuation and articles, words one space apart."""
-    return " ".join(_ARTICLE.sub(" ", text.lower().translate(_MARKS)).split())
-
-
 def by_string(texts: Sequence[str]) -> IntArray:
-    """Texts that are equal once normalised are one cluster."""
-    plain = [normalise(text) for text in _strings(texts)]
-    number = {text: i for i, text in enumerate(canonical(plain))}
-    return np.array([number[text] for text in plain], dtype=np.int64)
+    """Texts with the same form (:func:`fusevlm.data.answers.same_form`) are one meaning."""
+    forms = [same_form(text) for text in _strings(texts)]
+    number = {form: i for i, form in enumerate(canonical(forms))}
+    return np.array([number[form] for form in forms], dtype=np.int64)
 
 
 def by_entailment(
     texts: Sequence[str], relation: Callable[[str, str], int], *, strict: bool = True
 ) -> IntArray:
-    """Greedy clusters by entailment, as in semantic entropy (Kuhn et al. 2023).
+    """Greedy meanings by entailment, as in semantic entropy (Kuhn et al. 2023).
 
-    A text joins the first cluster whose head means the same: each entails the other (``strict``),
+    A text joins the first meaning whose head says the same: each entails the other (``strict``),
     or neither contradicts the other. ``relation(premise, hypothesis)`` is CONTRADICTION, NEUTRAL or
-    ENTAILMENT. Equal texts share a cluster and are never asked about.
+    ENTAILMENT. Equal texts share a meaning and are never asked about.
     """
     steps = greedy(texts, strict=strict)
     try:
@@ -54,12 +46,12 @@ def by_entailment(
         while True:
             pair = steps.send(relation(*pair))
     except StopIteration as end:
-        labels: IntArray = end.value
-        return labels
+        meanings: IntArray = end.value
+        return meanings
 
 
 def greedy(texts: Sequence[str], *, strict: bool = True) -> Generator[Pair, int, IntArray]:
-    """The algorithm of ``by_entailment``: yields a pair, is sent its relation, returns labels.
+    """The algorithm of ``by_entailment``: yields a pair, is sent its relation, returns meanings.
 
     It asks for the second direction only where the first leaves the question open, so many queries
     can take their steps together, each asking for no more than it needs.
@@ -82,29 +74,29 @@ def greedy(texts: Sequence[str], *, strict: bool = True) -> Generator[Pair, int,
 
 
 def by_similarity(similarity: Any, threshold: float) -> IntArray:
-    """Clusters of responses linked by a chain of similarities [n, n] of at least ``threshold``.
+    """Meanings: samples linked by a chain of similarities [n, n] of at least ``threshold``.
 
-    Single linkage: the clusters do not depend on the order of the responses, and are numbered as
-    they first appear.
+    Single linkage: the meanings do not depend on the order of the samples, and are numbered as they
+    first appear.
     """
     known = checks.matrix(similarity, "similarity")
     n = len(known)
     if known.shape != (n, n) or float(np.abs(known - known.T).max()) > _ASYMMETRY:
         raise InputError(
             f"similarity has shape {known.shape} and must be a symmetric square matrix, one row "
-            f"per response. Average both directions first: (S + S.T) / 2."
+            f"per sample. Average both directions first: (S + S.T) / 2."
         )
     linked = known >= checks.scalar(threshold, "threshold")
-    labels = np.full(n, -1, dtype=np.int64)
+    meanings = np.full(n, -1, dtype=np.int64)
     for seed in range(n):
-        if labels[seed] >= 0:
+        if meanings[seed] >= 0:
             continue
-        cluster = labels.max() + 1
+        number = meanings.max() + 1
         edge = np.arange(n) == seed
         while edge.any():
-            labels[edge] = cluster
-            edge = linked[edge].any(axis=0) & (labels < 0)
-    return labels
+            meanings[edge] = number
+            edge = linked[edge].any(axis=0) & (meanings < 0)
+    return meanings
 
 
 def canonical(texts: Sequence[str]) -> list[str]:
@@ -115,5 +107,5 @@ def canonical(texts: Sequence[str]) -> list[str]:
 
 def _strings(texts: Sequence[str]) -> Sequence[str]:
     if isinstance(texts, str) or not all(isinstance(text, str) for text in texts):
-        raise InputError("texts must be a list of strings, one per response.")
+        raise InputError("texts must be a list of strings, one per sample.")
     return texts

@@ -14,7 +14,8 @@ import numpy as np
 
 from fusevlm.checks import FloatArray
 from fusevlm.errors import ArtefactError
-from fusevlm.semantics.strings import Pair
+
+Pair = tuple[str, str]  # premise, hypothesis
 
 _TABLE = """
 CREATE TABLE IF NOT EXISTS judged (
@@ -27,24 +28,50 @@ CREATE TABLE IF NOT EXISTS judged (
 class PairCache:
     """Probabilities by model and pair; each ``add`` is one transaction, whole or not there.
 
-    After a crash the file holds every finished transaction, and SQLite rolls back the one that was
-    open. Several processes may share the file.
+    The file is opened when it is first used, and again when it is used after ``close``; ``with``
+    closes it. After a crash it holds every finished transaction, and SQLite rolls back the one that
+    was open. Several processes may share the file.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
+        self._opened: sqlite3.Connection | None = None
+
+    def find(self, model: str, pairs: Iterable[Pair]) -> dict[Pair, FloatArray]:
+        """Probabilities [3] of those pairs that the model has judged before."""
+        found = {}
+        query = "SELECT contradiction, neutral, entailment FROM judged WHERE model = ? AND pair = ?"
+        file = self._file()
+        try:
+            for pair in pairs:
+                row = file.execute(query, (model, _digest(pair))).fetchone()
+                if row is not None:
+                    found[pair] = np.array(row, dtype=np.float64)
+        except sqlite3.Error as error:
+            raise self._unusable(error) from error
+        return found
+
+    def add(self, model: str, judged: Mapping[Pair, FloatArray]) -> None:
+        """Keep these probabilities; a pair that is there already stays as it is."""
+        rows = [(model, _digest(pair), *map(float, p)) for pair, p in judged.items()]
+        file = self._file()
+        try:
+            with file:
+                file.executemany("INSERT OR IGNORE INTO judged VALUES (?, ?, ?, ?, ?)", rows)
+        except sqlite3.Error as error:
+            raise ArtefactError(
+                f"cannot write to {self.path}: {error}. What was judged before is kept; free "
+                f"space and run the same command again to go on."
+            ) from error
+
+    def close(self) -> None:
+        """Close the file, if it was opened."""
+        if self._opened is not None:
+            self._opened.close()
+            self._opened = None
 
     def __enter__(self) -> PairCache:
-        try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = sqlite3.connect(self.path, timeout=60.0)
-            with self._file:
-                self._file.execute(_TABLE)
-        except (OSError, sqlite3.Error) as error:
-            raise ArtefactError(
-                f"{self.path} cannot be used as a cache of judged pairs: {error}. Delete it, or "
-                f"name another file."
-            ) from error
+        self._file()
         return self
 
     def __exit__(
@@ -53,29 +80,25 @@ class PairCache:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._file.close()
+        self.close()
 
-    def find(self, model: str, pairs: Iterable[Pair]) -> dict[Pair, FloatArray]:
-        """Probabilities [3] of those pairs that the model has judged before."""
-        found = {}
-        query = "SELECT contradiction, neutral, entailment FROM judged WHERE model = ? AND pair = ?"
-        for pair in pairs:
-            row = self._file.execute(query, (model, _digest(pair))).fetchone()
-            if row is not None:
-                found[pair] = np.array(row, dtype=np.float64)
-        return found
+    def _file(self) -> sqlite3.Connection:
+        if self._opened is None:
+            try:
+                self.path.parent.mkdir(parents=True, exist_ok=True)
+                self._opened = sqlite3.connect(self.path, timeout=60.0)
+                with self._opened:
+                    self._opened.execute(_TABLE)
+            except (OSError, sqlite3.Error) as error:
+                self.close()
+                raise self._unusable(error) from error
+        return self._opened
 
-    def add(self, model: str, judged: Mapping[Pair, FloatArray]) -> None:
-        """Keep these probabilities; a pair that is there already stays as it is."""
-        rows = [(model, _digest(pair), *map(float, p)) for pair, p in judged.items()]
-        try:
-            with self._file:
-                self._file.executemany("INSERT OR IGNORE INTO judged VALUES (?, ?, ?, ?, ?)", rows)
-        except sqlite3.Error as error:
-            raise ArtefactError(
-                f"cannot write to {self.path}: {error}. What was judged before is kept; free "
-                f"space and run the same command again to go on."
-            ) from error
+    def _unusable(self, error: Exception) -> ArtefactError:
+        return ArtefactError(
+            f"{self.path} cannot be used as a cache of judged pairs: {error}. Delete it, or name "
+            f"another file."
+        )
 
 
 def _digest(pair: Pair) -> bytes:

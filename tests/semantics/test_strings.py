@@ -1,4 +1,4 @@
-"""Clusters against definitions: partitions by brute force, scipy's components, any order."""
+"""Meanings against definitions: partitions by brute force, scipy's components, any order."""
 
 import itertools
 
@@ -15,7 +15,6 @@ from fusevlm.semantics.strings import (
     by_entailment,
     by_similarity,
     by_string,
-    normalise,
 )
 
 TEXTS = ["red", "blue", "a red one", "red", "dark blue", "green", "blue", "red", "teal", "navy"]
@@ -28,35 +27,22 @@ def relation(a, b):
 def by_definition(texts, same):
     """First come, first head: no generator, no early stop, duplicates walked through one by one."""
     order = sorted(range(len(texts)), key=lambda i: (-texts.count(texts[i]), texts[i]))
-    labels, heads = [-1] * len(texts), []
+    meanings, heads = [-1] * len(texts), []
     for i in order:
         fits = [k for k, head in enumerate(heads) if texts[i] == head or same(head, texts[i])]
-        labels[i] = fits[0] if fits else len(heads)
+        meanings[i] = fits[0] if fits else len(heads)
         heads += [] if fits else [texts[i]]
-    return labels
+    return meanings
 
 
-@pytest.mark.parametrize(
-    ("text", "plain"),
-    [
-        ("The  Red, car.", "red car"),
-        ("an apple", "apple"),
-        ("theatre another bath", "theatre another bath"),
-        ("A", ""),
-        ("it's 3.5", "its 35"),
-    ],
-)
-def test_normalised_text(text, plain):
-    assert normalise(text) == plain
-
-
-def test_equal_strings_are_one_cluster():
+def test_equal_strings_are_one_meaning():
     texts = ["A dog.", "cat", "dog", "the DOG", "Cat!", "bird"]
     assert by_string(texts).tolist() == [0, 1, 0, 0, 1, 2]
+    assert by_string(["5", "-5", ".5", "5.", "$5", "1.5", "15"]).tolist() == [0, 2, 3, 0, 1, 4, 5]
 
 
 @pytest.mark.parametrize("strict", [True, False])
-def test_entailment_clusters_by_definition(strict):
+def test_entailment_meanings_by_definition(strict):
     def same(a, b):
         both = {relation(a, b), relation(b, a)}
         return both == {ENTAILMENT} if strict else CONTRADICTION not in both
@@ -83,17 +69,17 @@ def test_entailment_clusters_by_definition(strict):
 def test_what_two_directions_decide(forward, back, strict, loose):
     told = {("a", "b"): forward, ("b", "a"): back}
     for flag, together in ((True, strict), (False, loose)):
-        labels = by_entailment(["a", "b"], lambda *pair: told[pair], strict=flag)
-        assert (labels[0] == labels[1]) == together
+        meanings = by_entailment(["a", "b"], lambda *pair: told[pair], strict=flag)
+        assert (meanings[0] == meanings[1]) == together
 
 
-def test_the_order_of_the_responses_changes_nothing():
+def test_the_order_of_the_samples_changes_nothing():
     rng = np.random.default_rng(0)
     for _ in range(30):
         order = rng.permutation(len(TEXTS))
         mixed = [TEXTS[i] for i in order]
-        for cluster in (by_string, lambda t: by_entailment(t, relation, strict=False)):
-            np.testing.assert_array_equal(cluster(mixed), cluster(TEXTS)[order])
+        for find in (by_string, lambda t: by_entailment(t, relation, strict=False)):
+            np.testing.assert_array_equal(find(mixed), find(TEXTS)[order])
 
 
 def test_without_one_order_greedy_would_depend_on_it():
@@ -131,5 +117,5 @@ def test_bad_similarities_are_refused():
         by_string("yes")
 
 
-def test_no_responses_no_labels():
+def test_no_samples_no_meanings():
     assert by_string([]).tolist() == by_entailment([], relation).tolist() == []

@@ -1,31 +1,61 @@
-"""VQA accuracy, as the official scorer of VQAv2 computes it, oddities included.
+"""One normal form of an answer per rule that compares answers.
 
-Oddities that change scores, kept on purpose:
-
-- Nothing is normalised when all references are the same string, so "Yes" is wrong if all ten
-  people wrote "yes".
-- A point is dropped unless a digit follows ("3." becomes "3", ".5" stays), 32 times at most.
-- Any digit-comma-digit deletes every mark; without one, a mark that has no space beside it
-  becomes a space.
-- A few contractions are mapped the wrong way round or not at all.
-
-Other revisions in circulation normalise the answer always and the references in part.
+``plain`` is exact match's, ``vqa_form`` the official VQA scorer's, ``words`` ROUGE-L's;
+``same_form`` decides whether two samples say the same.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+import unicodedata
 
-from fusevlm.errors import InputError
+ARTICLES = {"a", "an", "the"}
+_QUOTES = "\"'`"
+_ENDS = ".,;:!?" + _QUOTES
+_DECIMAL_POINT = re.compile(r"(?<=\d)\.(?=\d)")
+_WORD = re.compile(r"[a-z0-9]+")
 
-N_REFERENCES = 10
-ENOUGH = 3  # this many people make an answer fully right
+
+def same_form(text: str) -> str:
+    """Lower case, single spaces; without articles, quotes around it and marks that end it.
+
+    Signs inside stay: "-5." is "-5", and neither "5" nor ".5"; 1.5 is not 15. An article that is
+    all there is stays too: "A" may be an option. Applied twice it changes nothing more.
+    """
+    form = " ".join(text.lower().split())
+    while True:
+        bare = form.lstrip(_QUOTES).rstrip(_ENDS).strip()
+        kept = " ".join(word for word in bare.split() if word not in ARTICLES) or bare
+        if kept == form:
+            return form
+        form = kept
+
+
+def plain(text: str) -> str:
+    """Lower case, without punctuation and symbols, single spaces.
+
+    A point between two digits stays: 1.5 is not 15.
+    """
+    pieces = _DECIMAL_POINT.split(text.lower())
+    kept = ".".join("".join(c for c in piece if not _is_mark(c)) for piece in pieces)
+    return " ".join(kept.split())
+
+
+def _is_mark(character: str) -> bool:
+    return unicodedata.category(character)[0] in "PS"
+
+
+def words(text: str) -> list[str]:
+    """Runs of a–z and 0–9 after lower-casing, without stemming."""
+    return _WORD.findall(text.lower())
+
+
+# the official VQA scorer
+
 MARKS = ';/[]"{}()=+\\_-><@`,?!'
 DIGIT_COMMA_DIGIT = re.compile(r"\d,\d")
 POINT = re.compile(r"\.(?!\d)")
 MOST_POINTS = 32
-ARTICLES = {"a", "an", "the"}
 _COUNTING = "zero one two three four five six seven eight nine ten"
 NUMBERS = {"none": "0"} | {word: str(i) for i, word in enumerate(_COUNTING.split())}
 
@@ -78,33 +108,18 @@ def _contractions() -> dict[str, str]:
 CONTRACTIONS = _contractions()
 
 
-def vqa_accuracy(answer: str, references: Sequence[str]) -> float:
-    """Mean over the 10 leave-one-out sets of min(1, matches/3).
+def vqa_form(text: str) -> str:
+    """Marks, points, case, number words, articles and contractions, in the official order.
 
-    With m of the 10 references equal to the answer, m sets hold m − 1 matches and 10 − m hold m.
+    Oddities of the official scorer of VQAv2 that change scores, kept on purpose:
+
+    - A point is dropped unless a digit follows ("3." becomes "3", ".5" stays), 32 times at most.
+    - Any digit-comma-digit deletes every mark; without one, a mark that has no space beside it
+      becomes a space.
+    - A few contractions are mapped the wrong way round or not at all.
     """
-    if len(references) != N_REFERENCES:
-        raise InputError(
-            f"vqa_accuracy compares with {N_REFERENCES} references; got {len(references)}. "
-            f"Use exact_match where each question has fewer."
-        )
-    said = _one_line(answer)
-    known = [_one_line(reference) for reference in references]
-    if len(set(known)) > 1:
-        said, known = normalise(said), [normalise(reference) for reference in known]
-    m = known.count(said)
-    credit = m * min(m - 1, ENOUGH) + (N_REFERENCES - m) * min(m, ENOUGH)
-    return credit / (ENOUGH * N_REFERENCES)
-
-
-def normalise(text: str) -> str:
-    """Marks, points, case, number words, articles and contractions, in the official order."""
-    words = (NUMBERS.get(word, word) for word in _without_marks(text).lower().split())
-    return " ".join(CONTRACTIONS.get(word, word) for word in words if word not in ARTICLES)
-
-
-def _one_line(text: str) -> str:
-    return text.replace("\n", " ").replace("\t", " ").strip()
+    counted = (NUMBERS.get(word, word) for word in _without_marks(text).lower().split())
+    return " ".join(CONTRACTIONS.get(word, word) for word in counted if word not in ARTICLES)
 
 
 def _without_marks(text: str) -> str:

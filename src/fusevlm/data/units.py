@@ -1,0 +1,50 @@
+"""What is resampled together: the one function that decides it."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from fusevlm import checks
+from fusevlm.errors import InputError
+from fusevlm.types import Query
+
+
+def units_of(queries: Sequence[Query], column: str = "") -> list[str]:
+    """The unit of each query: queries with the same one are not independent of each other.
+
+    The values of a metadata column where one is named; else the image (several are joined), else,
+    for a query without an image, its own id. An image is its path; a picture in memory is the
+    query's ``image_id`` where there is one, and its content otherwise.
+    """
+    if column:
+        return [_value(query, column, queries) for query in queries]
+    return ["|".join(_name(image, q) for image in q.images) or q.id for q in queries]
+
+
+def _value(query: Query, column: str, queries: Sequence[Query]) -> str:
+    value = query.metadata.get(column)
+    if value is None or value != value:  # a missing value would make a unit of all that lack one
+        there = dict.fromkeys(name for q in queries for name in q.metadata)
+        advice = (
+            " Fill it in for every query, or name another column."
+            if column in there
+            else checks.hint(column, there)
+        )
+        raise InputError(
+            f"units are the values of the column {column!r}, which query {query.id!r} lacks."
+            f"{advice}"
+        )
+    return str(value)
+
+
+def _name(image: Any, query: Query) -> str:
+    if isinstance(image, str | Path):
+        return os.path.normpath(image)
+    if query.metadata.get("image_id") is not None:
+        return str(query.metadata["image_id"])
+    content = image if isinstance(image, bytes | bytearray) else image.tobytes()
+    return hashlib.sha256(content).hexdigest()[:16]
