@@ -8,6 +8,7 @@ it say so.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from fusevlm.pipeline.data import read_asked
 from fusevlm.pipeline.run import Work
 from fusevlm.pipeline.sample import load_sampler, missing_parts
 from fusevlm.scores import SCORES, needs_of
-from fusevlm.semantics.find import Tools, find_semantics
+from fusevlm.semantics.find import PARTS, Tools, find_semantics
 from fusevlm.store.generations import read_generations
 from fusevlm.store.parts import Parts, read_parts
 from fusevlm.store.runs import require
@@ -51,14 +52,15 @@ def make(work: Work) -> dict[str, int]:
         for g in read_generations(require(work.run, "sample"))
         if g.samples is not None
     ]
-    needed = needs_of(config.score.baselines or SCORES)
+    needed = needs_of(config.score.baselines or SCORES) & set(PARTS)
     parts = Parts(work.folder("semantics"), KIND)
-    with Tools(
+    tools = Tools(
         config.semantics,
         load_vlm=partial(load_sampler, config.sample),
-        generator=lambda: model_folder(config.semantics.generator, GENERATOR),
+        generator=lambda name: model_folder(name, GENERATOR),
         cache=work.run / CACHE,
-    ) as tools:
+    )
+    with closing(tools):
         for index, batch in missing_parts(parts, found, BATCH, work.progress):
             rows, arrays = _packed([q.id for q, _ in batch], find_semantics(tools, batch, needed))
             parts.write(index, rows, arrays, {"queries": len(batch)})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
@@ -12,7 +12,7 @@ from typing import Any
 
 from fusevlm import checks
 from fusevlm.config import EMBEDDED, TRAIN, Config
-from fusevlm.data.units import column_of, units_of
+from fusevlm.data.units import units_of
 from fusevlm.errors import FuseError, InputError
 from fusevlm.models.registry import is_registered, model_folder
 from fusevlm.pipeline.adapter import PART as ADAPTER
@@ -24,6 +24,7 @@ from fusevlm.pipeline.run import FRESH, STALE, states
 from fusevlm.pipeline.sample import PART as VLM
 from fusevlm.scores import NEEDS, SCORES
 from fusevlm.store import read_json, runs
+from fusevlm.types import Query
 
 EXTRAS = {"torch": "torch", "transformers": "torch", "pyarrow": "frames", "matplotlib": "report"}
 ROW_BYTES = 8000  # of a query beside them: texts, log-probabilities, a picture
@@ -132,7 +133,7 @@ def _problems_of_queries(config: Config) -> list[str]:
         named[key] = (getattr(evaluate, key),) if getattr(evaluate, key) else ()
     asked = [(column, f"evaluate.{key}") for key, columns in named.items() for column in columns]
     tests: list[Callable[[], Any]] = [
-        partial(column_of, splits.get("test", []), column, key) for column, key in asked
+        partial(_column, splits.get("test", []), column, key) for column, key in asked
     ]
     tests += [partial(units_of, queries, config.data.unit) for queries in splits.values()]
     for test in tests:
@@ -141,6 +142,15 @@ def _problems_of_queries(config: Config) -> list[str]:
         except FuseError as error:
             found.append(str(error))
     return found
+
+
+def _column(queries: Sequence[Query], column: str, key: str) -> None:
+    there = [n for n in queries[0].metadata if all(n in q.metadata for q in queries)]
+    if column not in there:
+        raise InputError(
+            f"{key} names the column {column!r}, which the queries do not have."
+            f"{checks.hint(column, there)}"
+        )
 
 
 def _modules(config: Config) -> dict[str, str]:

@@ -15,6 +15,7 @@ import numpy as np
 
 from fusevlm import checks
 from fusevlm.checks import BoolArray, FloatArray, IntArray
+from fusevlm.config import SemanticsConfig
 from fusevlm.errors import InputError
 from fusevlm.semantics.strings import by_similarity, by_string
 from fusevlm.store.cache import PairCache
@@ -27,20 +28,13 @@ if TYPE_CHECKING:
     from fusevlm.semantics.rephrase import Rephraser
 
 PARTS = ("meanings", "similarity", "rephrasings", "p_true")
-KINDS = {
-    "meanings": ("string", "nli", "sentences", "none"),
-    "similarity": ("string", "nli", "sentences", "none"),
-    "rephrase": ("generator", "prompt", "templates", "none"),
-}
 Batch = Sequence[tuple[Query, Samples]]
 
 
 class Tools:
     """The models that the settings ask for, each loaded when it is first needed.
 
-    wanted      settings: meanings, similarity, rephrase (see ``KINDS``), rephrasings (how many),
-                p_true (true or false), nli, encoder, generator (models), threshold (of the
-                similarity that makes one meaning, for meanings = "sentences"), seed, device
+    wanted      the settings
     load_vlm    loads the model whose samples these are
     generator   finds the folder (or hub name) of the question generator from its setting
     cache       the file of judged pairs
@@ -48,18 +42,11 @@ class Tools:
 
     def __init__(
         self,
-        wanted: Any,
+        wanted: SemanticsConfig,
         load_vlm: Callable[[], HuggingFace],
         generator: Callable[[str], str],
         cache: str | os.PathLike[str],
     ) -> None:
-        for name, kinds in KINDS.items():
-            checks.choice(getattr(wanted, name), f"semantics.{name}", kinds)
-        if wanted.meanings == "sentences" and wanted.similarity == "none":
-            raise InputError(
-                "semantics.meanings = 'sentences' links samples by their similarity; name one in "
-                "semantics.similarity too."
-            )
         self.wanted, self.load_vlm, self.generator = wanted, load_vlm, generator
         self.cache = PairCache(cache)
 
