@@ -1,4 +1,4 @@
-"""Run folders: what is written comes back, crashes lose nothing, foreign folders are refused."""
+"""Parts: what is written comes back, crashes lose nothing, foreign files are refused or kept."""
 
 import json
 import multiprocessing
@@ -13,17 +13,20 @@ from tests.models.conftest import llava, make_query  # noqa: F401
 from fusevlm import Fuse, simulate
 from fusevlm.errors import ArtefactError, InputError
 from fusevlm.models.temperatures import stratified
-from fusevlm.pipeline.stages import sample_stage
+from fusevlm.pipeline.sample import _whitened_gram, sample_parts
+from fusevlm.store.files import hold
 from fusevlm.store.generations import KIND, read_generations, write_generations
-from fusevlm.store.parts import PartStore, read_manifest, read_parts
+from fusevlm.store.parts import Parts, read_parts
 from fusevlm.types import Generation
 
 HEAT = stratified(4)
 
 
-def sampled(backend, folder, size=12, **changes):
-    options = {"n": 4, "temperatures": HEAT, "seed": 3, "batch": 2, **changes}
-    return sample_stage(backend, [make_query(i) for i in range(size)], folder, **options)
+def sampled(model, folder, size=12, **changes):
+    parts = Parts(folder, KIND)
+    options = {"seed": 3, "batch": 2, **changes}
+    sample_parts(parts, model, [make_query(i) for i in range(size)], HEAT, **options)
+    return parts
 
 
 def same(one, two):
@@ -41,34 +44,52 @@ def same(one, two):
 def test_what_is_written_comes_back(llava, tmp_path):  # noqa: F811
     queries = [make_query(0), make_query(1, images=["missing.png"]), make_query(2)]
     found = list(llava.sample(queries, 4, HEAT, seed=0))
-    with PartStore(tmp_path, KIND, {}) as store:
-        write_generations(store, 0, found)
-        store.finish()
-    for one, two in zip(found, read_generations(tmp_path), strict=True):
+    write_generations(Parts(tmp_path, KIND), 0, found)
+    for one, two in zip(found, read_generations(tmp_path, "last", layers=["middle"]), strict=True):
         same(one, two)
         assert one.path == two.path
         for name in one.answer_layers:
             np.testing.assert_array_equal(one.answer_layers[name], two.answer_layers[name])
     middle = next(read_generations(tmp_path, "middle"))
     np.testing.assert_array_equal(middle.samples.embeddings, found[0].layers["middle"])
+    assert list(middle.layers) == ["middle"]
     with pytest.raises(InputError, match="layer '7' was not kept; the run has"):
         next(read_generations(tmp_path, "7"))
 
 
-def test_a_stage_counts_failures_and_goes_on_where_it_stopped(llava, tmp_path):  # noqa: F811
+def test_states_nobody_asks_for_are_not_read(llava, tmp_path, monkeypatch):  # noqa: F811
+    from fusevlm.store import parts
+
+    sampled(llava, tmp_path, 4)
+    read = []
+    real = parts._checked
+    monkeypatch.setattr(parts, "_checked", lambda f, p, e: read.append(e) or real(f, p, e))
+    plain = list(read_generations(tmp_path))
+    assert set(read) == {"parquet"}
+    assert plain[0].samples.embeddings is None
+    assert plain[0].samples.texts
+    assert not plain[0].layers
+    list(read_generations(tmp_path, "last"))
+    assert set(read) == {"parquet", "safetensors"}
+
+
+def test_sampling_counts_failures_and_goes_on_where_it_stopped(llava, tmp_path):  # noqa: F811
     queries = [make_query(i) for i in range(5)]
     queries[3] = make_query(3, question="")
-    options = {"n": 4, "temperatures": HEAT, "seed": 0, "batch": 2}
     seen = []
-    first = sample_stage(
-        llava, queries, tmp_path, progress=lambda done, total: seen.append((done, total)), **options
-    )
-    assert (first.done, first.failed, first.resumed) == (5, 1, 0)
+
+    def sample():
+        parts = Parts(tmp_path, KIND)
+        progress = lambda done, total: seen.append((done, total))  # noqa: E731
+        sample_parts(parts, llava, queries, HEAT, batch=2, progress=progress)
+        return parts
+
+    first = sample()
+    assert (first.total("queries"), first.total("failed")) == (5, 1)
     assert seen == [(0, 5), (2, 5), (4, 5), (5, 5)]
-    assert read_manifest(tmp_path, KIND)["complete"]
     before = {p.name: p.stat().st_mtime_ns for p in tmp_path.glob("part-*")}
-    again = sample_stage(llava, queries, tmp_path, **options)
-    assert (again.done, again.failed, again.resumed) == (5, 1, 5)
+    assert sample().total("queries") == 5
+    assert seen[4:] == [(5, 5)]
     assert before == {p.name: p.stat().st_mtime_ns for p in tmp_path.glob("part-*")}
 
 
@@ -93,7 +114,7 @@ def kill_once(backend, folder, size, parts, delay):
 
 def check_after_kills(backend, tmp_path, kills, size=40):
     sampled(backend, tmp_path / "whole", size)
-    whole = list(read_generations(tmp_path / "whole"))
+    whole = list(read_generations(tmp_path / "whole", "last", layers=["middle"]))
     dice = random.Random(0)
     hits = 0
     for k in range(kills):
@@ -101,9 +122,8 @@ def check_after_kills(backend, tmp_path, kills, size=40):
         hits += kill_once(
             backend, folder, size, dice.randrange(size // 2 - 1), dice.uniform(0, 0.03)
         )
-        outcome = sampled(backend, folder, size)
-        assert outcome.done == size
-        found = list(read_generations(folder))
+        assert sampled(backend, folder, size).total("queries") == size
+        found = list(read_generations(folder, "last", layers=["middle"]))
         assert [g.query_id for g in found] == [f"q{i}" for i in range(size)]
         for one, two in zip(whole, found, strict=True):
             same(one, two)
@@ -119,61 +139,57 @@ def test_twenty_kills_lose_and_repeat_nothing(llava, tmp_path):  # noqa: F811
     assert check_after_kills(llava, tmp_path, kills=20) >= 15
 
 
-def test_interrupted_parts_are_removed_on_the_next_start(llava, tmp_path):  # noqa: F811
+def test_interrupted_parts_are_removed_and_foreign_files_are_not(llava, tmp_path):  # noqa: F811
     sampled(llava, tmp_path, 4)
     (tmp_path / "part-00009.parquet").write_bytes(b"half a part")
     (tmp_path / ".part-00009.safetensors.77.tmp").write_bytes(b"")
+    foreign = ["part-list.txt", "part-1.json", "notes.tmp"]
+    for name in foreign:
+        (tmp_path / name).write_text("mine")
     sampled(llava, tmp_path, 4)
-    names = sorted(p.name for p in tmp_path.iterdir() if p.name != ".lock")
-    assert names == ["manifest.json"] + [
+    names = sorted(p.name for p in tmp_path.iterdir() if p.name not in foreign)
+    assert names == [
         f"part-0000{k}.{e}" for k in (0, 1) for e in ("json", "parquet", "safetensors")
     ]
+    assert all((tmp_path / name).read_text() == "mine" for name in foreign)
 
 
-def test_two_writers_cannot_share_a_folder(tmp_path):
+def test_one_process_holds_a_folder(tmp_path):
     with (
-        PartStore(tmp_path, KIND, {}),
-        pytest.raises(ArtefactError, match=f"written by process {os.getpid()}"),
-        PartStore(tmp_path, KIND, {}),
+        hold(tmp_path),
+        pytest.raises(ArtefactError, match=f"in use by process {os.getpid()}"),
+        hold(tmp_path),
     ):
         pass
-    with PartStore(tmp_path, KIND, {}) as store:
-        assert store.facts == []
+    with hold(tmp_path):
+        pass
 
 
-def test_another_runs_folder_is_refused_by_the_setting_that_differs(llava, tmp_path):  # noqa: F811
-    sampled(llava, tmp_path, 4)
-    with pytest.raises(ArtefactError, match="seed was 3 and is now 4"):
-        sampled(llava, tmp_path, 4, seed=4)
-
-
-def test_damaged_and_foreign_runs_are_refused(tmp_path):
-    with pytest.raises(ArtefactError, match="holds no run"):
-        read_manifest(tmp_path, KIND)
-    with PartStore(tmp_path, KIND, {}) as store:
-        write_generations(store, 0, [Generation("a", error="broken")])
-    head = json.loads((tmp_path / "manifest.json").read_text())
-    for change, message in (
-        ({"schema_version": 9}, "schema version 9"),
-        ({"kind": "embeddings"}, "holds 'embeddings'"),
-    ):
-        (tmp_path / "manifest.json").write_text(json.dumps({**head, **change}))
-        with pytest.raises(ArtefactError, match=message):
-            read_manifest(tmp_path, KIND)
-    (tmp_path / "manifest.json").write_text(json.dumps(head))
-    (tmp_path / "part-00000.safetensors").write_bytes(b"x")
+def test_damaged_and_foreign_parts_are_refused(tmp_path):
+    write_generations(Parts(tmp_path, KIND), 0, [Generation("a", error="broken")])
+    assert [g.error for g in read_generations(tmp_path)] == ["broken"]
+    with pytest.raises(ArtefactError, match="holds 'fusevlm.generations', not 'embeddings'"):
+        list(read_parts(tmp_path, "embeddings"))
+    note = tmp_path / "part-00000.json"
+    part = json.loads(note.read_text())
+    (tmp_path / "part-00000.parquet").write_bytes(b"x")
     with pytest.raises(ArtefactError, match="missing or damaged"):
         list(read_parts(tmp_path, KIND))
-    (tmp_path / "part-00000.json").unlink()
-    with PartStore(tmp_path, KIND, {}) as store:
-        assert store.facts == []
+    for spoilt in ("{", "[]", json.dumps({**part, "sha256": None}), json.dumps({"index": 0})):
+        note.write_text(spoilt)
+        with pytest.raises(ArtefactError, match="cannot be read"):
+            list(read_parts(tmp_path, KIND))
+    note.unlink()
+    assert Parts(tmp_path, KIND).facts == []
     assert not list(tmp_path.glob("part-*"))
-    (tmp_path / "part-00001.json").write_text("{")
-    with pytest.raises(ArtefactError, match="Delete it to redo it"):
-        list(read_parts(tmp_path, KIND))
-    (tmp_path / "manifest.json").write_text("{")
-    with pytest.raises(ArtefactError, match="cannot be read"):
-        read_manifest(tmp_path, KIND)
+
+
+def test_a_part_is_counted_once(tmp_path):
+    parts = Parts(tmp_path, KIND)
+    write_generations(parts, 0, [Generation("a", error="broken")])
+    write_generations(parts, 0, [Generation("a", error="broken again")])
+    assert parts.total("queries") == Parts(tmp_path, KIND).total("queries") == 1
+    assert [g.error for g in read_generations(tmp_path)] == ["broken again"]
 
 
 def test_a_full_disk_keeps_finished_parts(llava, tmp_path, monkeypatch):  # noqa: F811
@@ -187,23 +203,22 @@ def test_a_full_disk_keeps_finished_parts(llava, tmp_path, monkeypatch):  # noqa
         original(handle)
 
     monkeypatch.setattr(os, "fsync", filling)
-    with pytest.raises(ArtefactError, match=r"No space left.*run the same command again"):
+    with pytest.raises(ArtefactError, match=r"No space left.*give the same command again"):
         sampled(llava, tmp_path)
     monkeypatch.undo()
-    outcome = sampled(llava, tmp_path)
-    assert outcome.done == 12
-    assert outcome.resumed == 2
+    assert Parts(tmp_path, KIND).total("queries") == 4
+    assert sampled(llava, tmp_path).total("queries") == 12
 
 
 def test_grams_can_be_kept_instead_of_hidden_states(llava, tmp_path):  # noqa: F811
     sampled(llava, tmp_path / "hidden", 30)
-    kept = [g.samples for g in read_generations(tmp_path / "hidden")]
+    kept = [g.samples for g in read_generations(tmp_path / "hidden", "last")]
     s = simulate.queries(30, n_samples=2, d=4).s
-    fuse = Fuse("paper").fit(kept, s)
-    sampled(llava, tmp_path / "gram", 30, gram_of=fuse)
-    grams = [g.samples for g in read_generations(tmp_path / "gram")]
+    fuse = Fuse("paper").fit(kept, s=s)
+    sampled(llava, tmp_path / "gram", 30, gram=_whitened_gram(fuse))
+    grams = [g.samples for g in read_generations(tmp_path / "gram", "last")]
     assert all(q.embeddings is None and q.gram.shape == (4, 4) for q in grams)
-    one, two = fuse.score(kept, s), fuse.score(grams, s)
+    one, two = fuse.score(kept, s=s), fuse.score(grams, s=s)
     np.testing.assert_allclose(one.u, two.u, rtol=1e-4)
     size = {
         k: sum(p.stat().st_size for p in (tmp_path / k).glob("*.safetensors"))
