@@ -16,12 +16,12 @@ from pathlib import Path
 import numpy as np
 
 from fusevlm.cli.tables import layout
+from fusevlm.data.answers import same_form
 from fusevlm.pipeline.bench import timed_scores
 from fusevlm.pipeline.data import read_queries_of
 from fusevlm.pipeline.score import read_inputs
 from fusevlm.scores import SCORES
 from fusevlm.semantics.inference import cluster_queries, nli_similarity
-from fusevlm.semantics.strings import normalise
 from fusevlm.store.runs import read_manifest, read_run
 
 
@@ -31,7 +31,7 @@ class ByWords:
     name = "by words"
 
     def judge(self, pairs: Sequence[tuple[str, str]]) -> np.ndarray:
-        same = [normalise(a) == normalise(b) for a, b in pairs]
+        same = [same_form(a) == same_form(b) for a, b in pairs]
         return np.array([[0.0, 0.0, 1.0] if yes else [1.0, 0.0, 0.0] for yes in same])
 
 

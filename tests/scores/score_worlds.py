@@ -105,9 +105,8 @@ def with_samples(queries, pick):
             )
         )
         about, both = queries.semantics[i], np.append(order, len(one))
-        semantics.append(
-            replace(about, meanings=about.meanings[order], between=about.between[np.ix_(both, both)])
-        )
+        between = about.between[np.ix_(both, both)]
+        semantics.append(replace(about, meanings=about.meanings[order], between=between))
         middle.append(queries.states["middle"][i][order])
         sample_wrong.append(queries.sample_wrong[i][order])
     return replace(
