@@ -25,9 +25,10 @@ import numpy.typing as npt
 
 from fusevlm import Fuse, Samples, metrics, store
 from fusevlm.errors import ArtefactError
-from fusevlm.scores import SCORES, Inputs, compute_scores
+from fusevlm.scores import SCORES, compute_scores
 from fusevlm.semantics.sentences import similarity
 from fusevlm.semantics.strings import by_string
+from fusevlm.types import Queries, Semantics
 
 Floats = npt.NDArray[np.float64]
 FOLDER = "vlm_uncertainty_bench_mmbench"
@@ -119,7 +120,7 @@ def calibration_rows(question: npt.NDArray[np.int64], seed: int) -> npt.NDArray[
     return np.flatnonzero(np.isin(question, chosen))
 
 
-def queries(
+def said(
     bench: MMBench, log_p: Floats, drawn: npt.NDArray[np.int64], vectors: Mapping[str, Floats]
 ) -> list[Samples]:
     """What a model says to each question: the drawn options, and its most likely one."""
@@ -147,21 +148,23 @@ def measure(
     fit = calibration_rows(bench.question, seed)
     rest = np.setdiff1d(np.arange(len(wrong)), fit)
     drawn = draw(log_p, n, seed)
-    samples = queries(bench, log_p, drawn, vectors)
-    alike = [
-        similarity([*one.texts, one.answer], np.vstack([one.embeddings, vectors[one.answer]]))
+    samples = said(bench, log_p, drawn, vectors)
+    semantics = [
+        Semantics(
+            by_string(one.texts),
+            similarity([*one.texts, one.answer], np.vstack([one.embeddings, vectors[one.answer]])),
+        )
         for one in samples
     ]
-    inputs = Inputs(
+    queries = Queries(
+        [str(i) for i in range(len(samples))],
         samples,
-        clusters=[by_string(one.texts) for one in samples],
-        similarity=[matrix[:-1, :-1] for matrix in alike],
-        answer_similarity=[matrix[-1, :-1] for matrix in alike],
+        wrong,
         fit=fit,
-        wrong=wrong,
+        semantics=semantics,
         sample_wrong=list(drawn != bench.gold[:, None]),
     )
-    columns, missing = compute_scores(inputs)
+    columns, missing = compute_scores(queries)
     columns = {FULL: entropy(log_p)} | {SCORES[name].title: u for name, u in columns.items()}
     known = [samples[i] for i in fit]
     paper = Fuse("paper", z=2.0).fit(known)

@@ -15,12 +15,10 @@ from pathlib import Path
 
 import numpy as np
 
-from fusevlm.cli.tables import layout
 from fusevlm.data.answers import same_form
-from fusevlm.pipeline.bench import timed_scores
-from fusevlm.pipeline.data import read_queries_of
-from fusevlm.pipeline.score import read_inputs
-from fusevlm.scores import SCORES
+from fusevlm.pipeline.score import read_table, timed_scores
+from fusevlm.render.text import layout
+from fusevlm.scores import NEEDS, SCORES
 from fusevlm.semantics.inference import find_meanings, nli_similarity
 from fusevlm.store.runs import read_manifest, read_run
 
@@ -40,21 +38,20 @@ def main() -> int:
     parser.add_argument("run", type=Path)
     args = parser.parse_args()
     config = read_run(args.run)
-    whole = read_inputs(args.run, config)
+    queries, _ = read_table(args.run, config, states=set(NEEDS))
     sampling = read_manifest(args.run, "sample")
     assert sampling is not None
     start = time.perf_counter()
-    columns, missing, seconds = timed_scores(whole.inputs, tuple(SCORES))
+    columns, missing, seconds = timed_scores(queries, tuple(SCORES))
     total = time.perf_counter() - start
-    n = len(whole.inputs.samples[0])
-    print(f"{len(whole.inputs)} queries × {n} samples; {len(columns)} scores, missing: {missing}")
+    n = len(queries.samples[0])
+    print(f"{len(queries)} queries × {n} samples; {len(columns)} scores, missing: {missing}")
     print(layout(["score", "seconds"], sorted(seconds.items(), key=lambda kv: -kv[1])))
     share = total / sampling.seconds
     print(f"all scores {total:.2f} s, sampling {sampling.seconds:.1f} s: {share:.1%} (bar 5 %)")
 
-    questions = {q.id: q.question for q in read_queries_of(args.run)}
-    asked = list(questions.values())[: len(whole.inputs)]
-    texts = [q.texts for q in whole.inputs.samples]
+    asked = queries.columns["question"]
+    texts = [q.texts for q in queries.samples]
     rows = []
     for what, found in (
         ("meanings", find_meanings(ByWords(), asked, texts).counts),

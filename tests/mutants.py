@@ -190,10 +190,10 @@ MUTANTS = [
     Mutant("ECE with signed gaps", "metrics/calibration.py",
            "total(np.abs(bins.sum_p - bins.wrong))", "total(bins.sum_p - bins.wrong)",
            "metrics/test_metric_calibration.py::test_ece_agrees_with_a_loop_over_bins"),
-    Mutant("clusters ignored", "metrics/bootstrap.py", "yield counts[:, cluster_of_row]",
-           "yield rng.multinomial(cluster_of_row.size, np.full(cluster_of_row.size, "
-           "1 / cluster_of_row.size), size=n)",
-           "metrics/test_bootstrap.py::test_whole_clusters_are_drawn"),
+    Mutant("units ignored", "metrics/bootstrap.py", "yield counts[:, unit_of_row]",
+           "yield rng.multinomial(unit_of_row.size, np.full(unit_of_row.size, "
+           "1 / unit_of_row.size), size=n)",
+           "metrics/test_bootstrap.py::test_whole_units_are_drawn"),
 ]  # fmt: skip
 
 

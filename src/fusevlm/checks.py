@@ -68,6 +68,17 @@ def matrix(value: Any, name: str) -> FloatArray:
     return finite(array, name)
 
 
+def unit_rows(rows: FloatArray, name: str) -> FloatArray:
+    """``rows`` [n, d] at length 1 each, or InputError naming one that has no direction."""
+    norms = np.linalg.norm(rows, axis=1, keepdims=True)
+    if float(norms.min()) == 0.0:
+        raise InputError(
+            f"row {int(norms.argmin())} of {name} is all zeros and has no direction. "
+            f"Repair the step that made these hidden states."
+        )
+    return np.asarray(rows / norms)
+
+
 def labels(value: Any, name: str = "wrong", *, length: int | None = None) -> BoolArray:
     """0/1 (or boolean) labels as a boolean array; 1 means the answer was wrong."""
     array = vector(value, name, length=length)

@@ -1,4 +1,4 @@
-"""Bootstrap intervals: known-truth coverage, clusters, pairs, and the resamples themselves."""
+"""Bootstrap intervals: known-truth coverage, units, pairs, and the resamples themselves."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import sklearn.metrics
 
 from fusevlm.errors import InputError, UndefinedMetricError
 from fusevlm.metrics import Difference, Interval, auroc, bootstrap, brier, paired_bootstrap
-from fusevlm.metrics.bootstrap import METRICS, _cluster_of_row, _resamples, _sign_p_value
+from fusevlm.metrics.bootstrap import METRICS, _resamples, _sign_p_value, _unit_of_row
 
 MODULE = sys.modules["fusevlm.metrics.bootstrap"]  # the package attribute is the function
 
@@ -34,20 +34,20 @@ def test_auroc_interval_covers_the_true_value_as_often_as_it_says():
     assert 0.90 <= covered / 200 <= 0.98
 
 
-def test_clustered_interval_covers_where_the_plain_one_does_not():
+def test_interval_of_units_covers_where_the_plain_one_does_not():
     # 40 images with 6 queries that share most of their luck: queries are no independent draws.
     truth, images, queries = 0.5, 40, 6
-    clusters = np.repeat(np.arange(images), queries)
-    covered = {"clustered": 0, "plain": 0}
+    units = np.repeat(np.arange(images), queries)
+    covered = {"units": 0, "plain": 0}
     for seed in range(150):
         rng = np.random.default_rng(seed)
         luck = np.repeat(rng.normal(size=images), queries)
         wrong = luck + 0.3 * rng.normal(size=luck.size) > 0
         u = rng.normal(size=luck.size)
-        for kind, ids in (("clustered", clusters), ("plain", None)):
-            interval = bootstrap("base_accuracy", u, wrong, clusters=ids, n_boot=300, seed=seed)
+        for kind, ids in (("units", units), ("plain", None)):
+            interval = bootstrap("base_accuracy", u, wrong, units=ids, n_boot=300, seed=seed)
             covered[kind] += interval.low <= truth <= interval.high
-    assert covered["clustered"] / 150 >= 0.88
+    assert covered["units"] / 150 >= 0.88
     assert covered["plain"] / 150 <= 0.75
 
 
@@ -76,8 +76,8 @@ def test_resample_counts_are_multinomial():
     np.testing.assert_allclose(seen, scipy.stats.binom.pmf(np.arange(6), 5, 0.2), atol=0.01)
 
 
-def test_whole_clusters_are_drawn():
-    rows = _cluster_of_row(["b", "a", "b", "c", "a"], 5)
+def test_whole_units_are_drawn():
+    rows = _unit_of_row(["b", "a", "b", "c", "a"], 5)
     for counts in _resamples(rows, 50, seed=1):
         assert (counts[:, 0] == counts[:, 2]).all()
         assert (counts[:, 1] == counts[:, 4]).all()
@@ -155,31 +155,31 @@ def test_no_defined_resample_is_an_error_and_not_a_nan():
         bootstrap(lambda v, w: math.nan, [1, 2, 3, 4], [0, 1, 0, 1])
 
 
-def test_duplicated_rows_in_clusters_are_worth_no_more_than_the_originals():
+def test_duplicated_rows_in_units_are_worth_no_more_than_the_originals():
     u, wrong = binormal(7, 60)
     copies = 5
     u5, wrong5 = np.repeat(u, copies), np.repeat(wrong, copies)
-    clusters = np.repeat([f"image {i}" for i in range(60)], copies)
+    units = np.repeat([f"image {i}" for i in range(60)], copies)
     original = bootstrap("auroc", u, wrong, n_boot=800, seed=1)
-    clustered = bootstrap("auroc", u5, wrong5, clusters=clusters, n_boot=800, seed=1)
+    of_units = bootstrap("auroc", u5, wrong5, units=units, n_boot=800, seed=1)
     plain = bootstrap("auroc", u5, wrong5, n_boot=800, seed=1)
 
-    # Five copies of each row: the clustered resamples are those of the originals, row for row.
-    assert clustered == original
+    # Five copies of each row: the resamples of units are those of the originals, row for row.
+    assert of_units == original
     # Taken as 300 independent rows they would seem sqrt(5) times as precise.
-    ratio = (clustered.high - clustered.low) / (plain.high - plain.low)
+    ratio = (of_units.high - of_units.low) / (plain.high - plain.low)
     assert ratio == pytest.approx(math.sqrt(copies), rel=0.2)
 
 
-def test_clustered_and_deduplicated_bootstraps_agree_in_distribution():
+def test_unit_and_deduplicated_bootstraps_agree_in_distribution():
     u, wrong = binormal(8, 60)
-    order = np.random.default_rng(0).permutation(180)  # clusters in another order: other draws
+    order = np.random.default_rng(0).permutation(180)  # units in another order: other draws
     rows = np.repeat(np.arange(60), 3)[order]
-    chunks = list(_resamples(_cluster_of_row(rows, 180), 1500, seed=1))
-    clustered = METRICS["auroc"][1](u[rows], wrong[rows].astype(bool), np.concatenate(chunks))
+    chunks = list(_resamples(_unit_of_row(rows, 180), 1500, seed=1))
+    of_units = METRICS["auroc"][1](u[rows], wrong[rows].astype(bool), np.concatenate(chunks))
     chunks = list(_resamples(np.arange(60), 1500, seed=2))
     plain = METRICS["auroc"][1](u, wrong.astype(bool), np.concatenate(chunks))
-    assert scipy.stats.ks_2samp(clustered, plain).pvalue > 0.01
+    assert scipy.stats.ks_2samp(of_units, plain).pvalue > 0.01
 
 
 @pytest.mark.parametrize(
@@ -191,17 +191,17 @@ def test_clustered_and_deduplicated_bootstraps_agree_in_distribution():
         pytest.param(lambda i: i if i % 2 else str(i), id="mixed"),
     ],
 )
-def test_cluster_ids_may_be_anything_hashable(relabel):
+def test_unit_ids_may_be_anything_hashable(relabel):
     u, wrong = binormal(9, 40)
     ids = [i // 4 for i in range(40)]
-    expected = bootstrap("auroc", u, wrong, clusters=np.array(ids), n_boot=50)
-    assert bootstrap("auroc", u, wrong, clusters=[relabel(i) for i in ids], n_boot=50) == expected
+    expected = bootstrap("auroc", u, wrong, units=np.array(ids), n_boot=50)
+    assert bootstrap("auroc", u, wrong, units=[relabel(i) for i in ids], n_boot=50) == expected
 
 
-def test_one_cluster_per_row_is_the_plain_bootstrap():
+def test_one_unit_per_row_is_the_plain_bootstrap():
     u, wrong = binormal(10, 40)
     plain = bootstrap("aurac", u, wrong, n_boot=50)
-    assert bootstrap("aurac", u, wrong, clusters=range(40), n_boot=50) == plain
+    assert bootstrap("aurac", u, wrong, units=range(40), n_boot=50) == plain
 
 
 @pytest.mark.parametrize("name", METRICS)
@@ -291,11 +291,11 @@ def test_paired_bootstrap_counts_resamples_undefined_for_either_score():
         ({"level": 95}, "level is 95"),
         ({"n_boot": 0}, "n_boot is 0"),
         ({"seed": -1}, "seed is -1"),
-        ({"clusters": [1, 2]}, "clusters has 2 id.s.; expected 4"),
-        ({"clusters": [1, 1, 1, 1]}, "all rows are one cluster"),
-        ({"clusters": [1, 2, None, 3]}, "missing id"),
-        ({"clusters": [1.0, 2.0, math.nan, 3.0]}, "missing id"),
-        ({"clusters": [[1], [2], [3], [4]]}, "unhashable"),
+        ({"units": [1, 2]}, "units has 2 id.s.; expected 4"),
+        ({"units": [1, 1, 1, 1]}, "all rows are one unit"),
+        ({"units": [1, 2, None, 3]}, "missing id"),
+        ({"units": [1.0, 2.0, math.nan, 3.0]}, "missing id"),
+        ({"units": [[1], [2], [3], [4]]}, "unhashable"),
         ({"u": [1, 2, 3]}, "wrong has 4 value"),
     ],
 )
@@ -319,3 +319,5 @@ def test_paired_scores_must_be_equally_long():
 def test_an_option_the_metric_does_not_know_is_refused():
     with pytest.raises(TypeError, match="n_bins"):
         bootstrap("auroc", [1, 2], [0, 1], n_bins=3)
+    with pytest.raises(TypeError, match="clusters"):
+        bootstrap("auroc", [1, 2], [0, 1], clusters=[1, 2])

@@ -43,8 +43,8 @@ def test_entries_with_and_without_probabilities(rows):
 
 def test_each_entry_is_the_bootstrap_of_that_metric(rows):
     u, wrong, p = rows
-    clusters = np.arange(120) // 2
-    settings = {"clusters": clusters, "n_boot": 40, "level": 0.8, "seed": 5}
+    units = np.arange(120) // 2
+    settings = {"units": units, "n_boot": 40, "level": 0.8, "seed": 5}
     entries = summary(u, wrong, p, **settings)
     for name in OF_U:
         metric, _, fpr = name.partition("_fpr_")
@@ -57,12 +57,10 @@ def test_each_entry_is_the_bootstrap_of_that_metric(rows):
         assert entries[name] == bootstrap(name, p, wrong, **settings)
 
 
-def test_clusters_may_be_an_iterator(rows):
+def test_units_may_be_an_iterator(rows):
     u, wrong, _ = rows
     ids = [i // 2 for i in range(120)]
-    assert summary(u, wrong, clusters=iter(ids), n_boot=20) == summary(
-        u, wrong, clusters=ids, n_boot=20
-    )
+    assert summary(u, wrong, units=iter(ids), n_boot=20) == summary(u, wrong, units=ids, n_boot=20)
 
 
 def test_undefined_metrics_are_left_out_with_a_warning(caplog):

@@ -6,10 +6,10 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from tests.scores.score_worlds import run
+from tests.scores.score_worlds import run, table, with_answer
 
 from fusevlm.errors import InputError
-from fusevlm.scores import SCORES, Inputs
+from fusevlm.scores import SCORES
 from fusevlm.scores.lofreecp import (
     GRID,
     AnswerSets,
@@ -46,8 +46,8 @@ WORLD = run(n_queries=40, n_samples=9, seed=8)
 
 def hand_score(i, answer, l1, l2):
     one = WORLD.samples[i]
-    to_answer = WORLD.answer_similarity[i]
-    return by_hand(one.texts, WORLD.similarity[i], answer, to_answer, l1, l2)
+    about = WORLD.semantics[i]
+    return by_hand(one.texts, about.similarity, answer, about.answer_similarity, l1, l2)
 
 
 def test_the_score_is_n_of_the_judged_answer_under_the_weights_with_the_smallest_sets():
@@ -195,5 +195,6 @@ def test_ties_go_to_the_smallest_weights():
 
 def test_a_judged_answer_is_recognised_in_another_spelling():
     one = Samples(["Cat", "cat.", "dog"], answer="CAT")
-    inputs = Inputs([one], similarity=[np.ones((3, 3))], fit=[0], wrong=[False])
-    assert SCORES["lofreecp"].compute(inputs)[0] == pytest.approx(-2 / 3)
+    alike = {"between": [with_answer(np.ones((3, 3)))]}
+    queries = table([one], semantics=alike, fit=[0], wrong=[False])
+    assert SCORES["lofreecp"].compute(queries)[0] == pytest.approx(-2 / 3)

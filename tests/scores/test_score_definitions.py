@@ -9,17 +9,24 @@ import pytest
 import scipy.linalg
 from scipy.special import entr, logsumexp
 from scipy.stats import entropy
-from tests.scores.score_worlds import run
+from tests.scores.score_worlds import known, run, table, with_answer
 
-from fusevlm.scores import SCORES, Inputs
-from fusevlm.scores._answers import answers, normal
+from fusevlm.data.answers import same_form
+from fusevlm.scores import SCORES
+from fusevlm.scores.agreement import answers
 from fusevlm.types import Samples
 
 WORLD = run(n_queries=20, n_samples=6, d=9, seed=4)
 
 
-def score(name, inputs=WORLD):
-    return SCORES[name].compute(inputs)
+def score(name, queries=WORLD):
+    return SCORES[name].compute(queries)
+
+
+def alike(*similarity):
+    """Queries of which the similarities are all that is known."""
+    samples = [Samples(["x"] * len(W)) for W in similarity]
+    return table(samples, semantics={"between": [with_answer(W) for W in similarity]})
 
 
 def volume(states):
@@ -52,7 +59,7 @@ def test_umpire_2025_is_the_log_determinant_plus_the_summed_incoherence():
     rows = rows / np.linalg.norm(rows, axis=1, keepdims=True)
     logdet = np.linalg.slogdet(rows @ rows.T + 1e-8 * np.eye(6))[1]
     sure = Samples(["x"] * 6, [[0.0]] * 6, WORLD.samples[0].embeddings)
-    (found,) = score("umpire_2025", Inputs([sure], fit=[0]))
+    (found,) = score("umpire_2025", table([sure], fit=[0]))
     assert found == pytest.approx(logdet, rel=1e-9)
 
 
@@ -60,11 +67,11 @@ def test_umpire_of_repeats_is_the_jitter():
     """Rank 1: one eigenvalue n, the others 1e-8."""
     one = Samples(["x"] * 4, [[0.0]] * 4, np.tile([3.0, 4.0], (4, 1)))
     expected = (math.log(4 + 1e-8) + 3 * math.log(1e-8)) / 8
-    assert score("umpire", Inputs([one], fit=[0]))[0] == pytest.approx(expected, rel=1e-6)
+    assert score("umpire", table([one], fit=[0]))[0] == pytest.approx(expected, rel=1e-6)
 
 
 def test_eigenscore_centres_over_features():
-    for E, found in zip(WORLD.middle, score("eigenscore"), strict=True):
+    for E, found in zip(WORLD.states["middle"], score("eigenscore"), strict=True):
         J = np.eye(9) - np.full((9, 9), 1 / 9)
         assert found == pytest.approx(
             math.log(scipy.linalg.det(E @ J @ E.T + 1e-3 * np.eye(6))) / 6, rel=1e-9
@@ -72,16 +79,16 @@ def test_eigenscore_centres_over_features():
 
 
 def test_eigenscore_as_released_against_numpy_cov():
-    for E, found in zip(WORLD.middle, score("eigenscore_code"), strict=True):
+    for E, found in zip(WORLD.states["middle"], score("eigenscore_code"), strict=True):
         singular = scipy.linalg.svdvals(np.cov(E) + 1e-3 * np.eye(6))
         assert found == pytest.approx(statistics.fmean(map(math.log10, singular)), rel=1e-9)
 
 
 def test_eigenscore_of_the_last_layer_ignores_the_scale():
-    doubled = Inputs([Samples(s.texts, None, 2.0 * s.embeddings) for s in WORLD.samples])
+    doubled = table([Samples(s.texts, None, 2.0 * s.embeddings) for s in WORLD.samples])
     np.testing.assert_allclose(score("eigenscore_last", doubled), score("eigenscore_last"))
     unit = [s.embeddings / np.linalg.norm(s.embeddings, axis=1)[:, None] for s in WORLD.samples]
-    as_middle = Inputs(WORLD.samples, middle=unit)
+    as_middle = table(WORLD.samples, middle=unit)
     np.testing.assert_allclose(score("eigenscore", as_middle), score("eigenscore_last"))
 
 
@@ -100,11 +107,11 @@ def test_token_scores():
 
 
 def test_semantic_entropy_against_scipy():
-    for i, (one, labels) in enumerate(zip(WORLD.samples, WORLD.clusters, strict=True)):
+    for i, (one, labels) in enumerate(zip(WORLD.samples, known(WORLD, "meanings"), strict=True)):
         likelihood = [statistics.geometric_mean(np.exp(row)) for row in one.token_logprobs]
         mass = Counter()
-        for cluster, p in zip(labels, likelihood, strict=True):
-            mass[cluster] += p
+        for meaning, p in zip(labels, likelihood, strict=True):
+            mass[meaning] += p
         assert score("semantic_entropy_rao")[i] == pytest.approx(entropy(list(mass.values())))
         counts = list(Counter(labels.tolist()).values())
         assert score("semantic_entropy_discrete")[i] == pytest.approx(entropy(counts))
@@ -115,11 +122,11 @@ def test_semantic_entropy_against_scipy():
 
 def test_semantic_entropy_of_very_unlikely_answers():
     """exp(−5000) underflows; the entropy depends on the differences only."""
-    texts, clusters = ["a", "b", "c"], [np.array([0, 1, 1])]
+    texts, known = ["a", "b", "c"], {"meanings": [np.array([0, 1, 1])]}
 
     def rao(shift):
         tokens = [[-1.0 + shift], [-2.0 + shift], [-1.5 + shift]]
-        return score("semantic_entropy_rao", Inputs([Samples(texts, tokens)], clusters=clusters))[0]
+        return score("semantic_entropy_rao", table([Samples(texts, tokens)], semantics=known))[0]
 
     assert rao(-5000.0) == pytest.approx(rao(0.0), rel=1e-9)
     assert rao(0.0) == pytest.approx(entropy([math.exp(-1), math.exp(-2) + math.exp(-1.5)]))
@@ -128,10 +135,10 @@ def test_semantic_entropy_of_very_unlikely_answers():
 def test_frequencies_and_distinct_answers():
     one = Samples(["A cat.", "a  cat", "dog", "'Dog'", "a cat!"], answer="Dog")
     other = Samples(["5", "-5", ".5", "5.", "$5"], answer="6")
-    inputs = Inputs([one, other])
-    np.testing.assert_allclose(score("frequency_answer", inputs), [3 / 5, 1.0])
-    np.testing.assert_allclose(score("frequency_top", inputs), [2 / 5, 3 / 5])
-    np.testing.assert_array_equal(score("distinct", inputs), [2, 4])
+    queries = table([one, other])
+    np.testing.assert_allclose(score("frequency_answer", queries), [3 / 5, 1.0])
+    np.testing.assert_allclose(score("frequency_top", queries), [2 / 5, 3 / 5])
+    np.testing.assert_array_equal(score("distinct", queries), [2, 4])
 
 
 def test_equal_counts_are_settled_by_the_alphabet():
@@ -139,20 +146,26 @@ def test_equal_counts_are_settled_by_the_alphabet():
     assert given.texts[given.top] == "a"
     assert given.find("C ") == 2
     assert given.find("d") is None
-    assert normal(" “x” ") == "“x”"
+    assert same_form(" “x” ") == "“x”"
+
+
+def test_the_same_answer_in_other_spellings():
+    """A sign inside the text is part of it, and an option called A is not an article."""
+    spellings = ["The red cat!", "-5.", "1.5", "A", "'A cat.'", "vitamin-a"]
+    forms = ["red cat", "-5", "1.5", "a", "cat", "vitamin-a"]
+    assert [same_form(text) for text in spellings] == forms
 
 
 def test_p_true_and_neighborhood():
-    inputs = Inputs(
-        [Samples(["x"])] * 2, p_true=[0.25, 1.0], agreement=[[True, False, True, True], [False]]
-    )
-    np.testing.assert_allclose(score("p_true", inputs), [0.75, 0.0])
-    np.testing.assert_allclose(score("neighborhood", inputs), [0.25, 1.0])
+    known = {"p_true": [0.25, 1.0], "rephrasings": [[True, False, True, True], [False]]}
+    queries = table([Samples(["x"])] * 2, semantics=known)
+    np.testing.assert_allclose(score("p_true", queries), [0.75, 0.0])
+    np.testing.assert_allclose(score("neighborhood", queries), [0.25, 1.0])
 
 
 def test_graph_scores_against_the_generalised_eigenproblem():
     """(D − W)u = λDu has the eigenvalues of the normalised Laplacian, and u = D^-½ v."""
-    for i, W in enumerate(WORLD.similarity):
+    for i, W in enumerate(known(WORLD, "similarity")):
         D = np.diag(W.sum(axis=1))
         values, vectors = scipy.linalg.eigh(D - W, D)
         assert score("eigv")[i] == pytest.approx(sum(max(0.0, 1.0 - v) for v in values))
@@ -165,7 +178,7 @@ def test_graph_scores_against_the_generalised_eigenproblem():
 
 def test_one_direction_of_entailment_counts_half():
     W = np.array([[1.0, 0.8], [0.2, 1.0]])
-    both = Inputs([Samples(["a", "b"])] * 2, similarity=[W, np.array([[1.0, 0.5], [0.5, 1.0]])])
+    both = alike(W, np.array([[1.0, 0.5], [0.5, 1.0]]))
     for name in ("degree_matrix", "eigv", "eccentricity", "kernel_language_entropy"):
         one_way, averaged = score(name, both)
         assert one_way == pytest.approx(averaged)
@@ -173,13 +186,13 @@ def test_one_direction_of_entailment_counts_half():
 
 def test_separate_groups_are_counted_by_eigv():
     group = np.array([0, 0, 1, 2, 2, 2])
-    inputs = Inputs([Samples(["x"] * 6)], similarity=[(group[:, None] == group).astype(float)])
-    assert score("eigv", inputs)[0] == pytest.approx(3.0)
-    assert score("eccentricity", inputs)[0] == pytest.approx(math.sqrt(2.0))  # 3 axes less the mean
+    queries = alike((group[:, None] == group).astype(float))
+    assert score("eigv", queries)[0] == pytest.approx(3.0)
+    assert score("eccentricity", queries)[0] == pytest.approx(math.sqrt(2.0))  # 3 axes − the mean
 
 
 def test_kernel_language_entropy_against_matrix_functions():
-    for i, W in enumerate(WORLD.similarity):
+    for i, W in enumerate(known(WORLD, "similarity")):
         graph = W + W.T
         K = scipy.linalg.expm(-0.3 * (np.diag(graph.sum(axis=1)) - graph))
         rho = K / np.sqrt(np.outer(K.diagonal(), K.diagonal())) / 6
@@ -188,8 +201,8 @@ def test_kernel_language_entropy_against_matrix_functions():
 
 
 def test_kernel_language_entropy_of_strangers_is_one():
-    inputs = Inputs([Samples(["x"] * 5)], similarity=[np.eye(5)])
-    assert score("kernel_language_entropy", inputs)[0] == pytest.approx(1.0)
+    queries = alike(np.eye(5))
+    assert score("kernel_language_entropy", queries)[0] == pytest.approx(1.0)
 
 
 def test_clm_scores():
@@ -201,5 +214,5 @@ def test_clm_scores():
 
 
 def test_clm_geo_of_certain_samples_is_floored():
-    sure = Inputs([Samples(["x", "x"], [[0.0], [0.0]])])
+    sure = table([Samples(["x", "x"], [[0.0], [0.0]])])
     assert score("clm_geo", sure)[0] == pytest.approx(2 * math.log(1e-8))

@@ -2,23 +2,24 @@
 
 LM-Polygraph ran on three queries of five samples with random log-likelihoods and states. Its NLI
 model was a stub; the published DegMat and EigV fix what it said of a pair: entailment 0.99 for a
-sample and itself, 0.90 within a cluster, 0.05 between clusters. KLE then fixes the weight of an
+sample and itself, 0.90 within a meaning, 0.05 between meanings. KLE then fixes the weight of an
 edge, entailment + neutral/2, at 0.94 and 0.125: contradiction was 0.02 and 0.80.
 """
 
 import numpy as np
 import pytest
+from tests.scores.score_worlds import table, with_answer
 
-from fusevlm.scores import SCORES, Inputs
+from fusevlm.scores import SCORES
 from fusevlm.types import Samples
 
 TEXTS = [["cat", "cat", "a cat", "dog", "dog"], ["red"] * 5, ["1", "2", "3", "4", "5"]]
 LENGTHS = [[2, 2, 3, 2, 2], [1] * 5, [2] * 5]
-CLUSTERS = [np.array([0, 0, 0, 1, 1]), np.zeros(5, int), np.arange(5)]
+MEANINGS = [np.array([0, 0, 0, 1, 1]), np.zeros(5, int), np.arange(5)]
 
 
 def graph(itself, same, other):
-    found = [np.where(c[:, None] == c, same, other) for c in CLUSTERS]
+    found = [np.where(c[:, None] == c, same, other) for c in MEANINGS]
     for W in found:
         np.fill_diagonal(W, itself)
     return found
@@ -34,7 +35,8 @@ def published(similarity):
     tokens = [[-rng.gamma(1.0, 0.5, size=n) for n in row] for row in LENGTHS]
     states = [rng.standard_normal((5, 64)).astype(np.float32) for _ in range(3)]
     samples = [Samples(t, p) for t, p in zip(TEXTS, tokens, strict=True)]
-    return Inputs(samples, middle=states, clusters=CLUSTERS, similarity=similarity)
+    known = {"meanings": MEANINGS, "between": [with_answer(W) for W in similarity]}
+    return table(samples, middle=states, semantics=known)
 
 
 @pytest.mark.parametrize(

@@ -4,16 +4,16 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from tests.scores.score_worlds import run, with_samples
+from tests.scores.score_worlds import known, run, table, with_answer, with_known, with_samples
 
 from fusevlm.errors import InputError
-from fusevlm.scores import SCORES, Inputs, compute_scores
-from fusevlm.types import Samples
+from fusevlm.scores import NEEDS, SCORES, compute_scores, needs_of
+from fusevlm.types import Samples, Semantics
 
 N = 160
 WORLD = run(n_queries=N)
 # so few wrong samples that a set of one is certified
-EASY = replace(WORLD, sample_wrong=[clusters == 5 for clusters in WORLD.clusters])
+EASY = replace(WORLD, sample_wrong=[labels == 5 for labels in known(WORLD, "meanings")])
 
 
 def test_every_score_is_computed_and_named_after_its_key():
@@ -66,14 +66,17 @@ def agreeing_and_disagreeing():
     far = rng.standard_normal((n, d))
     sure = Samples(["yes"] * n, [[-0.01]] * n, near, "yes", [-0.01])
     unsure = Samples([f"no {k}" for k in range(n)], [[-2.0]] * n, far, "maybe", [-2.0])
-    return Inputs(
+    between = [np.ones((n + 1, n + 1)), np.eye(n + 1)]
+    known = {
+        "meanings": [np.zeros(n, int), np.arange(n)] * 20,
+        "between": between * 20,
+        "rephrasings": [np.ones(5, bool), np.zeros(5, bool)] * 20,
+        "p_true": [0.99, 0.1] * 20,
+    }
+    return table(
         [sure, unsure] * 20,
         middle=[near, far] * 20,
-        clusters=[np.zeros(n, int), np.arange(n)] * 20,
-        similarity=[np.ones((n, n)), np.eye(n)] * 20,
-        answer_similarity=[np.ones(n), np.zeros(n)] * 20,
-        agreement=[np.ones(5, bool), np.zeros(5, bool)] * 20,
-        p_true=np.tile([0.99, 0.1], 20),
+        semantics=known,
         fit=np.arange(30),
         wrong=np.tile([False, True], 20),
         sample_wrong=[np.zeros(n, bool), np.arange(n) < 5] * 20,
@@ -86,38 +89,45 @@ def test_disagreement_scores_higher_than_agreement(name):
     assert unsure > sure
 
 
+def without(queries, need):
+    """The same queries without one of the needs."""
+    if need in ("fit", "wrong", "sample_wrong"):
+        return replace(queries, **{need: None})
+    if need == "middle":
+        return replace(queries, states={})
+    if need in ("meanings", "similarity", "rephrasings", "p_true"):
+        return with_known(queries, **{"between" if need == "similarity" else need: None})
+    return replace(queries, samples=[replace(one, **{need: None}) for one in queries.samples])
+
+
 @pytest.mark.parametrize("name", SCORES)
 def test_each_need_that_is_absent_is_the_reason(name):
     for need in SCORES[name].needs:
         if need == "texts":
             continue  # Samples cannot be without
-        if hasattr(WORLD, need):
-            poorer = replace(WORLD, **{need: None})
-        else:
-            bare = [replace(one, **{need: None}) for one in WORLD.samples]
-            poorer = replace(WORLD, samples=bare)
+        poorer = without(WORLD, need)
         columns, missing = compute_scores(poorer, [name])
         assert columns == {}
-        assert need in missing[name]
+        assert missing[name] == f"the run has no {need}; it takes {NEEDS[need]}"
         with pytest.raises(InputError, match=f"the run has no {need}"):
             SCORES[name].compute(poorer)
 
 
 @pytest.mark.parametrize("name", SCORES)
 def test_nothing_beyond_the_needs_is_read(name):
-    """Answers that were never sampled make LoFreeCP need answer_similarity; here all were."""
-    given = [replace(one, answer=one.texts[0]) for one in WORLD.samples]
-    needs = SCORES[name].needs
-    optional = ("token_logprobs", "embeddings", "answer", "answer_logprobs")
-    bare = [
-        Samples(one.texts, **{field: getattr(one, field) for field in optional if field in needs})
-        for one in given
-    ]
-    fields = ("middle", "clusters", "similarity", "agreement", "p_true", "fit", "wrong")
-    fields += ("sample_wrong",)
-    poor = Inputs(bare, **{field: getattr(WORLD, field) for field in fields if field in needs})
-    full = replace(WORLD, samples=given)
-    np.testing.assert_array_equal(SCORES[name].compute(poor), SCORES[name].compute(full))
+    poor = WORLD
+    for need in NEEDS.keys() - set(SCORES[name].needs) - {"texts"}:
+        poor = without(poor, need)
+    np.testing.assert_array_equal(SCORES[name].compute(poor), SCORES[name].compute(WORLD))
+
+
+def test_the_needs_of_some_scores_are_what_computes_them():
+    names = ["semantic_entropy_rao", "g_nll", "distinct"]
+    assert needs_of(names) == {"token_logprobs", "meanings", "answer_logprobs", "texts"}
+    assert needs_of([]) == set()
+    assert needs_of(SCORES) == NEEDS.keys()
+    with pytest.raises(InputError, match="Did you mean 'g_nll'"):
+        needs_of(["gnll"])
 
 
 @pytest.mark.parametrize("name", [name for name in SCORES if "fit" in SCORES[name].needs])
@@ -143,25 +153,36 @@ def test_a_query_without_what_the_others_have_is_named():
     assert missing["umpire"] == "1 of 160 queries have no embeddings (first: 159)"
 
 
+def test_a_run_without_semantics_says_which_setting_brings_them():
+    _, missing = compute_scores(replace(WORLD, semantics=None), ["eigv", "p_true"])
+    assert "semantics.similarity = 'sentences'" in missing["eigv"]
+    assert "semantics.p_true = true" in missing["p_true"]
+
+
+def test_a_query_whose_meanings_are_unknown_is_named():
+    partly = [*WORLD.semantics[:-1], Semantics()]
+    _, missing = compute_scores(replace(WORLD, semantics=partly), ["semantic_entropy_rao"])
+    assert missing["semantic_entropy_rao"] == "1 of 160 queries have no meanings (first: 159)"
+
+
 def test_queries_may_come_as_one_array():
-    stacked = replace(
-        WORLD,
-        middle=np.stack(WORLD.middle),
-        clusters=np.stack(WORLD.clusters),
-        similarity=np.stack(WORLD.similarity),
+    stacked = with_known(
+        replace(WORLD, states={"middle": np.stack(WORLD.states["middle"])}),
+        meanings=np.stack(known(WORLD, "meanings")),
+        between=np.stack(known(WORLD, "between")),
     )
     for name in ("eigenscore", "semantic_entropy_rao", "eigv", "lofreecp"):
         np.testing.assert_array_equal(SCORES[name].compute(stacked), SCORES[name].compute(WORLD))
 
 
 def test_an_unknown_name_is_refused():
-    with pytest.raises(InputError, match="no score is called 'umpyre'"):
+    with pytest.raises(InputError, match=r"score 'umpyre' is not known\. Did you mean 'umpire'"):
         compute_scores(WORLD, ["umpyre"])
 
 
 def test_without_a_single_rephrasing_nothing_agrees():
     nothing = [np.zeros(0, bool)] * N
-    columns, _ = compute_scores(replace(WORLD, agreement=nothing), ["neighborhood"])
+    columns, _ = compute_scores(with_known(WORLD, rephrasings=nothing), ["neighborhood"])
     assert (columns["neighborhood"] == 1.0).all()
 
 
@@ -169,18 +190,16 @@ def test_what_a_score_refuses_is_its_reason():
     zero = replace(WORLD.samples[0], embeddings=np.zeros((7, 10)))
     _, missing = compute_scores(replace(WORLD, samples=[zero, *WORLD.samples[1:]]), ["umpire"])
     assert "all zeros" in missing["umpire"]
-    negative = [-W for W in WORLD.similarity]
-    _, missing = compute_scores(replace(WORLD, similarity=negative), ["eigv"])
+    negative = [-W for W in known(WORLD, "between")]
+    _, missing = compute_scores(with_known(WORLD, between=negative), ["eigv"])
     assert "expected [0, 1]" in missing["eigv"]
-    alone = [np.zeros_like(W) for W in WORLD.similarity]
-    _, missing = compute_scores(replace(WORLD, similarity=alone), ["eccentricity"])
+    alone = [np.zeros_like(W) for W in known(WORLD, "between")]
+    _, missing = compute_scores(with_known(WORLD, between=alone), ["eccentricity"])
     assert "row of zeros" in missing["eccentricity"]
-    _, missing = compute_scores(replace(WORLD, p_true=WORLD.p_true + 1.0), ["p_true"])
+    _, missing = compute_scores(with_known(WORLD, p_true=[1.5] * N), ["p_true"])
     assert "expected probabilities" in missing["p_true"]
-    _, missing = compute_scores(replace(WORLD, answer_similarity=None), ["lofreecp"])
-    assert "pass answer_similarity" in missing["lofreecp"]
-    strange = [np.full(7, np.nan)] * N
-    _, missing = compute_scores(replace(WORLD, answer_similarity=strange), ["lofreecp"])
+    strange = [with_answer(W, np.full(7, np.nan)) for W in known(WORLD, "similarity")]
+    _, missing = compute_scores(with_known(WORLD, between=strange), ["lofreecp"])
     assert "NaN" in missing["lofreecp"]
     _, missing = compute_scores(replace(WORLD, wrong=np.ones(N, bool)), ["lofreecp"])
     assert "every calibration query is wrong" in missing["lofreecp"]
@@ -192,17 +211,39 @@ def test_what_a_score_refuses_is_its_reason():
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"samples": []}, "samples is empty"),
-        ({"middle": WORLD.middle[:3]}, "middle has 3 entries for 160 queries"),
-        ({"clusters": [[0]] * N}, r"clusters\[0\] has shape"),
-        ({"similarity": [np.eye(3)] * N}, r"similarity\[0\] has shape \(3, 3\)"),
-        ({"middle": [np.ones((2, 4))] * N}, r"middle\[0\] has shape \(2, 4\)"),
-        ({"p_true": np.ones(3)}, r"p_true has shape \(3,\)"),
-        ({"fit": [0.5]}, "list of query indices"),
-        ({"fit": [N]}, "expected indices in 0…159"),
+        ({"meanings": [[0]] * N}, r"meanings\[0\] has shape \(1,\); expected \(7,\)"),
+        ({"between": [np.eye(7)] * N}, r"between\[0\] has shape \(7, 7\); expected \(8, 8\)"),
+        ({"middle": [np.ones((2, 4))] * N}, r"middle\[0\] has shape \(2, 4\); expected \(7, 4\)"),
+        ({"middle": [np.ones(7)] * N}, r"middle\[0\] has shape \(7,\)"),
+        ({"middle": [1.0] * N}, r"middle\[0\] has shape \(\)"),
+        ({"sample_wrong": [[True]] * N}, r"sample_wrong\[0\] has shape \(1,\)"),
+    ],
+)
+def test_what_does_not_fit_the_samples_is_refused(changed, message):
+    ((name, rows),) = changed.items()
+    if name == "middle":
+        strange = replace(WORLD, states={name: rows})
+    elif name == "sample_wrong":
+        strange = replace(WORLD, sample_wrong=rows)
+    else:
+        strange = with_known(WORLD, **changed)
+    with pytest.raises(InputError, match=message):
+        compute_scores(strange, ["distinct"])
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"samples": []}, "samples has 0 entries for 160 queries"),
+        ({"ids": []}, "there are no queries"),
+        ({"states": {"middle": [1.0] * 3}}, "middle has 3 entries for 160 queries"),
+        ({"semantics": [Semantics()] * 3}, "semantics has 3 entries for 160 queries"),
+        ({"wrong": np.ones(3)}, "expected 160, one per query"),
+        ({"fit": [0.5]}, "list of row numbers"),
+        ({"fit": [N]}, "expected rows in 0…159"),
         ({"fit": [1, 2, 1]}, "names a query twice"),
     ],
 )
-def test_inputs_that_do_not_fit_together_are_refused(changed, message):
+def test_queries_that_do_not_fit_together_are_refused(changed, message):
     with pytest.raises(InputError, match=message):
         replace(WORLD, **changed)

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.scores.score_worlds import table
 
-from fusevlm.scores import SCORES, Inputs
+from fusevlm.scores import SCORES
 from fusevlm.types import Samples
 
 
@@ -27,21 +28,22 @@ def test_exact_match_is_the_frequency_of_the_answer(expected, name):
     file = expected(name)
     data = file.get("data", file)
     replies = zip(data["sampled_responses"], data["responses"], strict=True)
-    inputs = Inputs([Samples(texts, answer=answer) for texts, answer in replies])
-    share = 1.0 - SCORES["frequency_answer"].compute(inputs)
+    queries = table([Samples(texts, answer=answer) for texts, answer in replies])
+    share = 1.0 - SCORES["frequency_answer"].compute(queries)
     np.testing.assert_allclose(share, data.get("exact_match", data.get("match_result")))
 
 
 def test_discrete_semantic_entropy(expected):
-    """UQLM clusters the answer too. Its NLI merged "5 miles" with 5, and 32.5 with 32."""
+    """UQLM groups the answer too. Its NLI merged "5 miles" with 5, and 32.5 with 32."""
     data = expected("semanticentropy")["data"]
     merged = {"5 miles": "5", "32.5": "32"}
-    samples, clusters = [], []
+    samples, meanings = [], []
     for texts, answer in zip(data["sampled_responses"], data["responses"], strict=True):
         samples.append(Samples([answer, *texts]))
         names = [merged.get(text, text) for text in samples[-1].texts]
-        clusters.append(np.array([names.index(name) for name in names]))
-    found = SCORES["semantic_entropy_discrete"].compute(Inputs(samples, clusters=clusters))
+        meanings.append(np.array([names.index(name) for name in names]))
+    queries = table(samples, semantics={"meanings": meanings})
+    found = SCORES["semantic_entropy_discrete"].compute(queries)
     np.testing.assert_allclose(found, data["entropy_values"], atol=1e-12)
     np.testing.assert_allclose(1 - found / math.log(6), data["confidence_scores"], atol=1e-12)
 
@@ -50,10 +52,10 @@ def test_normalised_probability_of_the_answer(expected):
     data = expected("whitebox")["data"]
     tokens = [[t["logprob"] for t in row] for row in data["logprobs"]]
     replies = zip(data["responses"], tokens, strict=True)
-    inputs = Inputs([Samples([text], [row]) for text, row in replies])
+    queries = table([Samples([text], [row]) for text, row in replies])
     np.testing.assert_allclose(
-        1.0 - SCORES["clm_max"].compute(inputs), data["normalized_probability"], rtol=1e-12
+        1.0 - SCORES["clm_max"].compute(queries), data["normalized_probability"], rtol=1e-12
     )
     np.testing.assert_allclose(
-        np.exp(-SCORES["ln_entropy"].compute(inputs)), data["normalized_probability"], rtol=1e-12
+        np.exp(-SCORES["ln_entropy"].compute(queries)), data["normalized_probability"], rtol=1e-12
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -39,6 +40,18 @@ def rate(value: Any, name: str) -> float:
     if not 0.0 <= number <= 1.0:
         raise InputError(f"{name} is {number:g}; expected a number from 0 to 1.")
     return number
+
+
+def on_data(
+    counts_form: Callable[..., FloatArray],
+    score: FloatArray,
+    wrong: BoolArray,
+    needs: str = BOTH_CLASSES,
+    **options: Any,
+) -> float:
+    """The metric of the data itself, from ``<name>_counts`` at all ones; an error where NaN."""
+    value = counts_form(score, wrong, every_row_once(wrong), **options)
+    return defined(value, counts_form.__name__.removesuffix("_counts"), wrong, needs)
 
 
 def every_row_once(wrong: BoolArray) -> IntArray:

@@ -7,7 +7,7 @@ The metrics of this package are evaluated on all resamples at once, from row cou
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -78,7 +78,7 @@ def bootstrap(
     u: ArrayLike,
     wrong: ArrayLike,
     *,
-    clusters: Iterable[Any] | None = None,
+    units: Iterable[Any] | None = None,
     n_boot: int = 1000,
     level: float = 0.95,
     seed: int = 0,
@@ -87,23 +87,17 @@ def bootstrap(
     """``metric(u, wrong, **metric_options)`` with its percentile interval.
 
     The interval runs from the (1 - level)/2 to the (1 + level)/2 quantile of the metric over
-    ``n_boot`` resamples. Rows are drawn with replacement; with ``clusters`` (one id per row, such
-    as the image) whole clusters are, as many as there are. ``metric`` is a function of this
-    package or its name (``u`` is then ``p`` for those that judge a probability), or your own
+    ``n_boot`` resamples. Rows are drawn with replacement; with ``units`` (one id per row, such as
+    the image) whole units are, as many as there are. ``metric`` is a function of this package or
+    its name (``u`` is then ``p`` for those that judge a probability), or your own
     function of (u, wrong) that raises UndefinedMetricError or returns NaN where it is undefined.
     """
     score, label = scored(u, wrong)
     level = checks.fraction(level, "level")
-    n_boot = checks.count(n_boot, "n_boot")
-    public, counts_form = _resolve(metric)
-
-    estimate = _estimate(public, score, label, metric_options)
-    chunks = _resamples(_cluster_of_row(clusters, score.size), n_boot, seed)
-    values = np.concatenate([counts_form(score, label, c, **metric_options) for c in chunks])
-
-    values = _defined_resamples(values)
-    low, high = _percentile_interval(values, level)
-    return Interval(estimate, low, high, level, n_boot, n_boot - values.size)
+    (estimate,), (values,) = _resampled(metric, [score], label, units, n_boot, seed, metric_options)
+    kept = _defined_resamples(values)
+    low, high = _percentile_interval(kept, level)
+    return Interval(estimate, low, high, level, values.size, values.size - kept.size)
 
 
 def paired_bootstrap(
@@ -112,7 +106,7 @@ def paired_bootstrap(
     u_b: ArrayLike,
     wrong: ArrayLike,
     *,
-    clusters: Iterable[Any] | None = None,
+    units: Iterable[Any] | None = None,
     n_boot: int = 1000,
     level: float = 0.95,
     seed: int = 0,
@@ -126,33 +120,34 @@ def paired_bootstrap(
     score_a, label = scored(u_a, wrong, "u_a")
     score_b = checks.vector(u_b, "u_b", length=score_a.size)
     level = checks.fraction(level, "level")
+    (a, b), (values_a, values_b) = _resampled(
+        metric, [score_a, score_b], label, units, n_boot, seed, metric_options
+    )
+    kept = _defined_resamples(values_a - values_b)
+    low, high = _percentile_interval(kept, level)
+    n_boot = values_a.size
+    p_value = _sign_p_value(kept)
+    return Difference(a, b, a - b, low, high, p_value, level, n_boot, n_boot - kept.size)
+
+
+def _resampled(
+    metric: str | Metric,
+    scores: Sequence[FloatArray],
+    wrong: BoolArray,
+    units: Iterable[Any] | None,
+    n_boot: int,
+    seed: int,
+    options: dict[str, Any],
+) -> tuple[list[float], list[FloatArray]]:
+    """The metric of each score on the data itself, and (n_boot,) on the same resamples of it."""
     n_boot = checks.count(n_boot, "n_boot")
     public, counts_form = _resolve(metric)
-
-    estimate_a = _estimate(public, score_a, label, metric_options)
-    estimate_b = _estimate(public, score_b, label, metric_options)
-    chunks = _resamples(_cluster_of_row(clusters, score_a.size), n_boot, seed)
-    differences = np.concatenate(
-        [
-            counts_form(score_a, label, c, **metric_options)
-            - counts_form(score_b, label, c, **metric_options)
-            for c in chunks
-        ]
-    )
-
-    differences = _defined_resamples(differences)
-    low, high = _percentile_interval(differences, level)
-    return Difference(
-        estimate_a,
-        estimate_b,
-        estimate_a - estimate_b,
-        low,
-        high,
-        _sign_p_value(differences),
-        level,
-        n_boot,
-        n_boot - differences.size,
-    )
+    estimates = [_estimate(public, score, wrong, options) for score in scores]
+    chunks = [
+        [counts_form(score, wrong, counts, **options) for score in scores]
+        for counts in _resamples(_unit_of_row(units, wrong.size), n_boot, seed)
+    ]
+    return estimates, [np.concatenate(values) for values in zip(*chunks, strict=True)]
 
 
 def _resolve(metric: str | Metric) -> tuple[Metric, CountsForm]:
@@ -201,54 +196,54 @@ def _estimate(
     return estimate
 
 
-def _cluster_of_row(clusters: Iterable[Any] | None, n_rows: int) -> IntArray:
-    """The cluster (N,) of each row as 0, 1, ... by first appearance; without ids, its own."""
-    if clusters is None:
+def _unit_of_row(units: Iterable[Any] | None, n_rows: int) -> IntArray:
+    """The unit (N,) of each row as 0, 1, ... by first appearance; without ids, its own."""
+    if units is None:
         codes = np.arange(n_rows)
     else:
-        ids = list(clusters)
+        ids = list(units)
         if len(ids) != n_rows:
-            raise InputError(f"clusters has {len(ids)} id(s); expected {n_rows}, one per query.")
+            raise InputError(f"units has {len(ids)} id(s); expected {n_rows}, one per query.")
         seen: dict[Any, int] = {}
         try:
             codes = np.array([seen.setdefault(_checked_id(i), len(seen)) for i in ids])
         except TypeError as error:
             raise InputError(
-                f"clusters holds an id that cannot be used ({error}). Pass one string, number or "
+                f"units holds an id that cannot be used ({error}). Pass one string, number or "
                 f"tuple per query."
             ) from error
     if codes.max() == 0:
         raise InputError(
-            "all rows are one cluster; a bootstrap needs at least two to draw from. Pass more "
-            "queries, or ids that tell their clusters apart."
+            "all rows are one unit; a bootstrap needs at least two to draw from. Pass more "
+            "queries, or ids that tell their units apart."
         )
     return codes
 
 
-def _checked_id(cluster: Any) -> Any:
-    """A cluster id, unless it is missing: None and NaN would make clusters of their own."""
-    if cluster is None or cluster != cluster:
+def _checked_id(unit: Any) -> Any:
+    """A unit's id, unless it is missing: None and NaN would make units of their own."""
+    if unit is None or unit != unit:
         raise InputError(
-            "clusters has a missing id (None or NaN); expected one per query. Give each query "
-            "without a cluster an id of its own."
+            "units has a missing id (None or NaN); expected one per query. Give each query "
+            "without a unit an id of its own."
         )
-    return cluster
+    return unit
 
 
-def _resamples(cluster_of_row: IntArray, n_boot: int, seed: int) -> Iterator[IntArray]:
+def _resamples(unit_of_row: IntArray, n_boot: int, seed: int) -> Iterator[IntArray]:
     """Row counts of ``n_boot`` resamples, in chunks (n, N); the draws do not depend on the chunks.
 
-    A resample draws K of the K clusters with replacement, so the counts are multinomial.
+    A resample draws K of the K units with replacement, so the counts are multinomial.
     """
     rng = np.random.default_rng(checks.count(seed, "seed", least=0))
-    n_clusters = int(cluster_of_row.max()) + 1
-    chunk = max(1, MAX_COUNTS // cluster_of_row.size)
+    n_units = int(unit_of_row.max()) + 1
+    chunk = max(1, MAX_COUNTS // unit_of_row.size)
     for done in range(0, n_boot, chunk):
         n = min(chunk, n_boot - done)
-        drawn = rng.integers(n_clusters, size=(n, n_clusters))
-        cell = drawn + n_clusters * np.arange(n)[:, None]
-        counts = np.bincount(cell.ravel(), minlength=n * n_clusters).reshape(n, n_clusters)
-        yield counts[:, cluster_of_row]
+        drawn = rng.integers(n_units, size=(n, n_units))
+        cell = drawn + n_units * np.arange(n)[:, None]
+        counts = np.bincount(cell.ravel(), minlength=n * n_units).reshape(n, n_units)
+        yield counts[:, unit_of_row]
 
 
 def _defined_resamples(values: FloatArray) -> FloatArray:
@@ -257,7 +252,7 @@ def _defined_resamples(values: FloatArray) -> FloatArray:
     if kept.size == 0:
         raise UndefinedMetricError(
             f"the metric is undefined on all {values.size} resamples, so it has no interval. Add "
-            f"labelled queries (or clusters) of the rarer kind, right or wrong."
+            f"labelled queries (or units) of the rarer kind, right or wrong."
         )
     return kept
 

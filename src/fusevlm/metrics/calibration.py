@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike
 
 from fusevlm import checks
 from fusevlm.checks import BoolArray, FloatArray, IntArray
-from fusevlm.metrics._inputs import defined, every_row_once, predicted, scored
+from fusevlm.metrics._inputs import every_row_once, on_data, predicted, scored
 from fusevlm.metrics._tally import group, sum_by_group, tally, total
 
 TWO_BINS = "two non-empty bins of u (so two distinct values) with different error rates"
@@ -57,8 +57,7 @@ def ece(p: ArrayLike, wrong: ArrayLike, n_bins: int = 15) -> float:
     Bin b of B is [b/B, (b+1)/B), the last one closed. Differs from Guo et al. (2017): their bins
     are open on the left, so a p exactly on an edge falls one bin lower there.
     """
-    score, label = predicted(p, wrong)
-    return defined(ece_counts(score, label, every_row_once(label), n_bins=n_bins), "ece", label)
+    return on_data(ece_counts, *predicted(p, wrong), n_bins=n_bins)
 
 
 def ece_counts(
@@ -76,9 +75,7 @@ def ece_folded(p: ArrayLike, wrong: ArrayLike, n_bins: int = 15) -> float:
     A variant of ``ece``, with the same bins on [0, 1] (those below 1/2 stay empty). Folding lets
     errors at p and at 1-p cancel, so it may be smaller than ``ece``.
     """
-    score, label = predicted(p, wrong)
-    value = ece_folded_counts(score, label, every_row_once(label), n_bins=n_bins)
-    return defined(value, "ece_folded", label)
+    return on_data(ece_folded_counts, *predicted(p, wrong), n_bins=n_bins)
 
 
 def ece_folded_counts(
@@ -90,8 +87,7 @@ def ece_folded_counts(
 
 def brier(p: ArrayLike, wrong: ArrayLike) -> float:
     """Brier score: (1/N) sum_i (p_i - wrong_i)^2."""
-    score, label = predicted(p, wrong)
-    return defined(brier_counts(score, label, every_row_once(label)), "brier", label)
+    return on_data(brier_counts, *predicted(p, wrong))
 
 
 def brier_counts(p: FloatArray, wrong: BoolArray, counts: IntArray) -> FloatArray:
@@ -120,9 +116,7 @@ def pearson_calibration(u: ArrayLike, wrong: ArrayLike, n_bins: int = 15) -> flo
     its middle, W + w/2 for w answers after W smaller ones, falls in. With heavy ties some bins are
     then larger and others empty; empty bins are left out and the others weigh the same.
     """
-    score, label = scored(u, wrong)
-    value = pearson_calibration_counts(score, label, every_row_once(label), n_bins=n_bins)
-    return defined(value, "pearson_calibration", label, TWO_BINS)
+    return on_data(pearson_calibration_counts, *scored(u, wrong), needs=TWO_BINS, n_bins=n_bins)
 
 
 def pearson_calibration_counts(
@@ -138,9 +132,7 @@ def spearman_calibration(u: ArrayLike, wrong: ArrayLike, n_bins: int = 15) -> fl
 
     That is the Pearson correlation of the ranks, tied error rates sharing their mean rank.
     """
-    score, label = scored(u, wrong)
-    value = spearman_calibration_counts(score, label, every_row_once(label), n_bins=n_bins)
-    return defined(value, "spearman_calibration", label, TWO_BINS)
+    return on_data(spearman_calibration_counts, *scored(u, wrong), needs=TWO_BINS, n_bins=n_bins)
 
 
 def spearman_calibration_counts(

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from fusevlm.checks import BoolArray, FloatArray, IntArray
-from fusevlm.metrics._inputs import defined, every_row_once, rate, scored
+from fusevlm.metrics._inputs import defined, every_row_once, on_data, rate, scored
 from fusevlm.metrics._tally import tally, total
 
 # Two ROC points count as equally far from the wanted FPR when they differ by rounding only.
@@ -39,8 +39,7 @@ def auroc(u: ArrayLike, wrong: ArrayLike) -> float:
     With n1 wrong and n0 right answers, sum_{i wrong, j right} (1[u_i > u_j] + 1[u_i = u_j] / 2)
     / (n1 n0), counted by tie groups in exact integers.
     """
-    score, label = scored(u, wrong)
-    return defined(auroc_counts(score, label, every_row_once(label)), "auroc", label)
+    return on_data(auroc_counts, *scored(u, wrong))
 
 
 def auroc_counts(u: FloatArray, wrong: BoolArray, counts: IntArray) -> FloatArray:
@@ -81,9 +80,7 @@ def tpr_at_fpr(u: ArrayLike, wrong: ArrayLike, fpr: float) -> float:
     Linear between neighbouring ROC points, (f_k, t_k) being the last one with f_k <= fpr:
     t_k + (t_{k+1} - t_k) (fpr - f_k) / (f_{k+1} - f_k). On a vertical segment that is its top.
     """
-    score, label = scored(u, wrong)
-    value = tpr_at_fpr_counts(score, label, every_row_once(label), fpr=fpr)
-    return defined(value, "tpr_at_fpr", label)
+    return on_data(tpr_at_fpr_counts, *scored(u, wrong), fpr=fpr)
 
 
 def tpr_at_fpr_counts(
@@ -92,8 +89,7 @@ def tpr_at_fpr_counts(
     """``tpr_at_fpr`` of each resample."""
     wanted = rate(fpr, "fpr")
     curve = roc_counts(u, wrong, counts)
-    left = _last_point_up_to(curve, wanted)
-    right = np.minimum(left + 1, curve.thresholds.size - 1)
+    left, right = _points_around(curve, wanted)
     run = _pick(curve.fpr, right) - _pick(curve.fpr, left)
     rise = _pick(curve.tpr, right) - _pick(curve.tpr, left)
     slope = np.divide(rise, run, out=np.zeros_like(run), where=run > 0)
@@ -106,9 +102,7 @@ def tpr_at_fpr_nearest(u: ArrayLike, wrong: ArrayLike, fpr: float) -> float:
     Of two equally near FPRs the lower one is taken, of several points at that FPR the highest.
     Differs from ``argmin(abs(fpr - wanted))`` on a list of points, which takes the lowest.
     """
-    score, label = scored(u, wrong)
-    value = tpr_at_fpr_nearest_counts(score, label, every_row_once(label), fpr=fpr)
-    return defined(value, "tpr_at_fpr_nearest", label)
+    return on_data(tpr_at_fpr_nearest_counts, *scored(u, wrong), fpr=fpr)
 
 
 def tpr_at_fpr_nearest_counts(
@@ -117,9 +111,7 @@ def tpr_at_fpr_nearest_counts(
     """``tpr_at_fpr_nearest`` of each resample."""
     wanted = rate(fpr, "fpr")
     curve = roc_counts(u, wrong, counts)
-    left = _last_point_up_to(curve, wanted)
-    lower = _pick(curve.fpr, left)
-    upper = _pick(curve.fpr, np.minimum(left + 1, curve.thresholds.size - 1))
+    lower, upper = (_pick(curve.fpr, at) for at in _points_around(curve, wanted))
     nearest = np.where(upper - wanted < wanted - lower - ROUNDING, upper, lower)
     return _pick(curve.tpr, _last_point_up_to(curve, nearest[..., None]))
 
@@ -128,6 +120,12 @@ def _flagged(at: IntArray) -> IntArray:
     """How many are flagged (..., G + 1) as the threshold falls past each group of ``at``."""
     nothing = np.zeros((*at.shape[:-1], 1), dtype=np.int64)
     return np.concatenate((nothing, np.cumsum(at[..., ::-1], axis=-1)), axis=-1)
+
+
+def _points_around(curve: RocCurve, fpr: float) -> tuple[IntArray, IntArray]:
+    """The last ROC point with FPR <= ``fpr`` and the one after it, if there is one."""
+    left = _last_point_up_to(curve, fpr)
+    return left, np.minimum(left + 1, curve.thresholds.size - 1)
 
 
 def _last_point_up_to(curve: RocCurve, fpr: float | FloatArray) -> IntArray:

@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from fusevlm.checks import BoolArray, FloatArray, IntArray
-from fusevlm.metrics._inputs import defined, every_row_once, scored
-from fusevlm.metrics._tally import tally, total
+from fusevlm.metrics._inputs import every_row_once, on_data, scored
+from fusevlm.metrics._tally import Tally, tally, total
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -46,9 +46,7 @@ def base_accuracy(u: ArrayLike, wrong: ArrayLike) -> float:
 
     The value of ``u`` plays no part; it is an argument so that all metrics are called alike.
     """
-    score, label = scored(u, wrong)
-    value = base_accuracy_counts(score, label, every_row_once(label))
-    return defined(value, "base_accuracy", label)
+    return on_data(base_accuracy_counts, *scored(u, wrong))
 
 
 def base_accuracy_counts(u: FloatArray, wrong: BoolArray, counts: IntArray) -> FloatArray:
@@ -62,8 +60,7 @@ def aurac(u: ArrayLike, wrong: ArrayLike) -> float:
     Equal u are taken in random order and the accuracy is its expectation over that order: within
     a tie group the number of errors grows linearly with k. So the order of the input is immaterial.
     """
-    score, label = scored(u, wrong)
-    return defined(aurac_counts(score, label, every_row_once(label)), "aurac", label)
+    return on_data(aurac_counts, *scored(u, wrong))
 
 
 def aurac_counts(u: FloatArray, wrong: BoolArray, counts: IntArray) -> FloatArray:
@@ -76,8 +73,7 @@ def aurc(u: ArrayLike, wrong: ArrayLike) -> float:
 
     Equal to 1 - ``aurac``, with ties treated as there.
     """
-    score, label = scored(u, wrong)
-    return defined(aurc_counts(score, label, every_row_once(label)), "aurc", label)
+    return on_data(aurc_counts, *scored(u, wrong))
 
 
 def aurc_counts(u: FloatArray, wrong: BoolArray, counts: IntArray) -> FloatArray:
@@ -91,8 +87,7 @@ def e_aurc(u: ArrayLike, wrong: ArrayLike) -> float:
 
     0 for a perfect ranking. When all answers are right, or all wrong, every ranking is perfect.
     """
-    score, label = scored(u, wrong)
-    return defined(e_aurc_counts(score, label, every_row_once(label)), "e_aurc", label)
+    return on_data(e_aurc_counts, *scored(u, wrong))
 
 
 def e_aurc_counts(u: FloatArray, wrong: BoolArray, counts: IntArray) -> FloatArray:
@@ -107,8 +102,7 @@ def prr(u: ArrayLike, wrong: ArrayLike) -> float:
     1 for a perfect ranking, 0 for a random one, negative below that. Differs from LM-Polygraph:
     the whole curve counts, no part of high rejection rates is cut off.
     """
-    score, label = scored(u, wrong)
-    return defined(prr_counts(score, label, every_row_once(label)), "prr", label)
+    return on_data(prr_counts, *scored(u, wrong))
 
 
 def prr_counts(u: FloatArray, wrong: BoolArray, counts: IntArray) -> FloatArray:
@@ -123,9 +117,7 @@ def prr_counts(u: FloatArray, wrong: BoolArray, counts: IntArray) -> FloatArray:
 
 def risk_coverage(u: ArrayLike, wrong: ArrayLike) -> RiskCoverage:
     """Risk against coverage, as the threshold on u rises through its distinct values."""
-    score, label = scored(u, wrong)
-    at = tally(score, label, every_row_once(label))
-    kept = np.cumsum(at.right + at.wrong)
+    at, kept = _kept(u, wrong)
     return RiskCoverage(
         coverage=kept / kept[-1], risk=np.cumsum(at.wrong) / kept, threshold=at.value
     )
@@ -133,14 +125,19 @@ def risk_coverage(u: ArrayLike, wrong: ArrayLike) -> RiskCoverage:
 
 def rejection_accuracy(u: ArrayLike, wrong: ArrayLike) -> RejectionAccuracy:
     """Accuracy of what is kept against the share rejected, as the threshold on u falls."""
-    score, label = scored(u, wrong)
-    at = tally(score, label, every_row_once(label))
-    kept = np.cumsum(at.right + at.wrong)
+    at, kept = _kept(u, wrong)
     return RejectionAccuracy(
         rejection=((kept[-1] - kept) / kept[-1])[::-1],
         accuracy=(np.cumsum(at.right) / kept)[::-1],
         threshold=at.value[::-1],
     )
+
+
+def _kept(u: ArrayLike, wrong: ArrayLike) -> tuple[Tally, IntArray]:
+    """Right and wrong answers at each distinct u, and how many have no larger one."""
+    score, label = scored(u, wrong)
+    at = tally(score, label, every_row_once(label))
+    return at, np.cumsum(at.right + at.wrong)
 
 
 def _mean_risk(right: IntArray, wrong: IntArray) -> FloatArray:

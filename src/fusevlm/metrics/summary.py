@@ -41,7 +41,7 @@ def summary(
     wrong: ArrayLike,
     p: ArrayLike | None = None,
     *,
-    clusters: Iterable[Any] | None = None,
+    units: Iterable[Any] | None = None,
     n_boot: int = 1000,
     level: float = 0.95,
     seed: int = 0,
@@ -55,7 +55,7 @@ def summary(
     if p is not None:
         probability, _ = predicted(checks.vector(p, "p", length=score.size), label)
         entries += [(name, probability, *entry) for name, entry in OF_P.items()]
-    ids = None if clusters is None else list(clusters)
+    ids = None if units is None else list(units)
 
     intervals = {}
     for name, values, metric, options in entries:
@@ -64,7 +64,7 @@ def summary(
                 metric,
                 values,
                 label,
-                clusters=ids,
+                units=ids,
                 n_boot=n_boot,
                 level=level,
                 seed=seed,

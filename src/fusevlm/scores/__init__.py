@@ -1,107 +1,99 @@
-"""Baseline scores, one file per method; higher is more uncertain."""
+"""Baseline scores, by what they need; higher is more uncertain."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
+from fusevlm import checks
 from fusevlm.checks import FloatArray
-from fusevlm.scores.clm import clm_geo, clm_max, clm_size, clm_sum
-from fusevlm.scores.degree_matrix import degree_matrix
-from fusevlm.scores.distinct import distinct
-from fusevlm.scores.eccentricity import eccentricity
-from fusevlm.scores.eigenscore import eigenscore, eigenscore_code, eigenscore_last
-from fusevlm.scores.eigv import eigv
-from fusevlm.scores.g_nll import g_nll
-from fusevlm.scores.interface import Inputs, Score, compute_columns
-from fusevlm.scores.kernel_language_entropy import kernel_language_entropy
-from fusevlm.scores.ln_entropy import ln_entropy, ln_entropy_umpire
+from fusevlm.errors import InputError
+from fusevlm.scores import agreement, clm, likelihood, meanings, spectral, states
+from fusevlm.scores.interface import NEEDS, Score, check, missing_reason
 from fusevlm.scores.lofreecp import lofreecp
-from fusevlm.scores.neighborhood import neighborhood
-from fusevlm.scores.ntl import ntl
-from fusevlm.scores.p_true import p_true
-from fusevlm.scores.predictive_frequency import frequency_answer, frequency_top
-from fusevlm.scores.semantic_entropy import (
-    semantic_entropy,
-    semantic_entropy_discrete,
-    semantic_entropy_kuhn,
-)
-from fusevlm.scores.umpire import umpire, umpire_2025, umpire_token
+from fusevlm.types import Queries
 
-__all__ = ["SCORES", "Inputs", "Score", "compute_scores"]
+__all__ = ["NEEDS", "SCORES", "Score", "compute_scores", "needs_of"]
 
 _CLM = "adaptation: CLM defines no per-query statistic"
 _LOFREE = "adaptation: weights tuned on calibration queries whose judged answer is right"
 _UMPIRE = ("embeddings", "token_logprobs", "fit")
-_CLUSTERED = ("token_logprobs", "clusters")
+_WEIGHED = ("token_logprobs", "meanings")
 
 SCORES: dict[str, Score] = {
     score.name: score
     for score in (
-        Score("umpire", "UMPIRE", _UMPIRE, umpire),
-        Score("umpire_token", "UMPIRE (token p)", _UMPIRE, umpire_token, "p = exp(mean log p)"),
-        Score("umpire_2025", "UMPIRE (2025)", _UMPIRE, umpire_2025, "sums instead of means"),
-        Score("eigenscore", "EigenScore", ("middle",), eigenscore),
+        Score("umpire", "UMPIRE", _UMPIRE, states.umpire),
+        Score(
+            "umpire_token", "UMPIRE (token p)", _UMPIRE, states.umpire_token, "p = exp(mean log p)"
+        ),
+        Score("umpire_2025", "UMPIRE (2025)", _UMPIRE, states.umpire_2025, "sums instead of means"),
+        Score("eigenscore", "EigenScore", ("middle",), states.eigenscore),
         Score(
             "eigenscore_code",
             "EigenScore (code)",
             ("middle",),
-            eigenscore_code,
+            states.eigenscore_code,
             "as released: log10, covariance divided by d − 1",
         ),
         Score(
             "eigenscore_last",
             "EigenScore (last)",
             ("embeddings",),
-            eigenscore_last,
+            states.eigenscore_last,
             "last layer, unit length",
         ),
-        Score("ln_entropy", "LN-entropy", ("token_logprobs",), ln_entropy),
+        Score("ln_entropy", "LN-entropy", ("token_logprobs",), likelihood.ln_entropy),
         Score(
             "ln_entropy_umpire",
             "LN-entropy (UMPIRE)",
             ("token_logprobs",),
-            ln_entropy_umpire,
+            likelihood.ln_entropy_umpire,
             "mean of −p ln p over tokens",
         ),
-        Score("semantic_entropy_rao", "Semantic entropy", _CLUSTERED, semantic_entropy),
+        Score("semantic_entropy_rao", "Semantic entropy", _WEIGHED, meanings.semantic_entropy),
         Score(
             "semantic_entropy_discrete",
             "Semantic entropy (discrete)",
-            ("clusters",),
-            semantic_entropy_discrete,
+            ("meanings",),
+            meanings.semantic_entropy_discrete,
         ),
         Score(
             "semantic_entropy_kuhn",
             "Semantic entropy (Kuhn)",
-            _CLUSTERED,
-            semantic_entropy_kuhn,
-            "cluster likelihoods not normalised",
+            _WEIGHED,
+            meanings.semantic_entropy_kuhn,
+            "likelihoods of the meanings not normalised",
         ),
-        Score("g_nll", "G-NLL", ("answer_logprobs",), g_nll),
-        Score("ntl", "1 − NTL", ("token_logprobs",), ntl),
-        Score("frequency_answer", "1 − frequency of the answer", ("answer",), frequency_answer),
-        Score("frequency_top", "1 − top frequency", ("texts",), frequency_top),
-        Score("distinct", "Distinct answers", ("texts",), distinct),
-        Score("p_true", "1 − P(True)", ("p_true",), p_true),
+        Score("g_nll", "G-NLL", ("answer_logprobs",), likelihood.g_nll),
+        Score("ntl", "1 − NTL", ("token_logprobs",), likelihood.ntl),
+        Score(
+            "frequency_answer",
+            "1 − frequency of the answer",
+            ("answer",),
+            agreement.frequency_answer,
+        ),
+        Score("frequency_top", "1 − top frequency", ("texts",), agreement.frequency_top),
+        Score("distinct", "Distinct answers", ("texts",), agreement.distinct),
+        Score("p_true", "1 − P(True)", ("p_true",), likelihood.p_true),
         Score(
             "kernel_language_entropy",
             "Kernel language entropy",
             ("similarity",),
-            kernel_language_entropy,
+            spectral.kernel_language_entropy,
         ),
-        Score("degree_matrix", "DegMat", ("similarity",), degree_matrix),
-        Score("eccentricity", "Eccentricity", ("similarity",), eccentricity),
-        Score("eigv", "EigV", ("similarity",), eigv),
-        Score("neighborhood", "Neighborhood consistency", ("agreement",), neighborhood),
+        Score("degree_matrix", "DegMat", ("similarity",), spectral.degree_matrix),
+        Score("eccentricity", "Eccentricity", ("similarity",), spectral.eccentricity),
+        Score("eigv", "EigV", ("similarity",), spectral.eigv),
+        Score("neighborhood", "Neighborhood consistency", ("rephrasings",), agreement.neighborhood),
         Score("lofreecp", "LoFreeCP", ("answer", "similarity", "fit", "wrong"), lofreecp, _LOFREE),
-        Score("clm_max", "CLM", ("token_logprobs",), clm_max, _CLM),
-        Score("clm_sum", "CLM (sum)", ("token_logprobs",), clm_sum, _CLM),
-        Score("clm_geo", "CLM (geo)", ("token_logprobs",), clm_geo, _CLM),
+        Score("clm_max", "CLM", ("token_logprobs",), clm.clm_max, _CLM),
+        Score("clm_sum", "CLM (sum)", ("token_logprobs",), clm.clm_sum, _CLM),
+        Score("clm_geo", "CLM (geo)", ("token_logprobs",), clm.clm_geo, _CLM),
         Score(
             "clm_size",
             "CLM (set size)",
             ("token_logprobs", "similarity", "fit", "sample_wrong"),
-            clm_size,
+            clm.clm_size,
             _CLM + "; samples in order of falling quality",
         ),
     )
@@ -109,7 +101,30 @@ SCORES: dict[str, Score] = {
 
 
 def compute_scores(
-    inputs: Inputs, names: Sequence[str] | None = None
+    queries: Queries, names: Sequence[str] | None = None
 ) -> tuple[dict[str, FloatArray], dict[str, str]]:
-    """Columns [N] of the named scores (all if None), and why each missing one is missing."""
-    return compute_columns(inputs, SCORES, names)
+    """Columns [N] of the named scores (all if None), and why each absent one is absent."""
+    wanted = _known(SCORES if names is None else names)
+    check(queries)
+    columns: dict[str, FloatArray] = {}
+    absent: dict[str, str] = {}
+    for score in wanted:
+        reason = missing_reason(queries, score.needs)
+        if reason:
+            absent[score.name] = reason
+            continue
+        try:
+            column = score.compute(queries)
+            columns[score.name] = checks.vector(column, score.name, length=len(queries))
+        except InputError as error:
+            absent[score.name] = str(error)
+    return columns, absent
+
+
+def needs_of(names: Iterable[str]) -> set[str]:
+    """All that the named scores need, in the words of NEEDS."""
+    return {need for score in _known(names) for need in score.needs}
+
+
+def _known(names: Iterable[str]) -> list[Score]:
+    return [SCORES[checks.known(name, SCORES, "score")] for name in names]

@@ -15,12 +15,13 @@ import numpy as np
 
 from fusevlm import checks
 from fusevlm.checks import BoolArray, FloatArray, IntArray
+from fusevlm.data.answers import same_form
 from fusevlm.errors import InputError
 from fusevlm.maths.bounds import binomial_p_value
-from fusevlm.scores._answers import normal
-from fusevlm.scores._sequences import sequences, starts
-from fusevlm.scores._stacks import symmetric
-from fusevlm.scores.interface import Inputs, given
+from fusevlm.scores.interface import given
+from fusevlm.scores.likelihood import sequences, starts
+from fusevlm.scores.spectral import symmetric
+from fusevlm.types import Queries
 
 Confidence = Literal["first_k", "max", "sum", "geo"]
 GRID_SIZE = 8  # values tried of each λ
@@ -210,35 +211,35 @@ def certify(
     return None if found is None else Certified(ordered[found], confidence, risk, delta)
 
 
-def clm_max(inputs: Inputs) -> FloatArray:
+def clm_max(queries: Queries) -> FloatArray:
     """1 − max_k Q_k, Q = exp(mean_t log p_t)."""
-    Q, first = _qualities(inputs)
+    Q, first = _qualities(queries)
     return np.asarray(1.0 - np.maximum.reduceat(Q, first))
 
 
-def clm_sum(inputs: Inputs) -> FloatArray:
+def clm_sum(queries: Queries) -> FloatArray:
     """−F_sum = −Σ_k Q_k over all samples."""
-    Q, first = _qualities(inputs)
+    Q, first = _qualities(queries)
     return np.asarray(-np.add.reduceat(Q, first))
 
 
-def clm_geo(inputs: Inputs) -> FloatArray:
+def clm_geo(queries: Queries) -> FloatArray:
     """−F_geo = Σ_k ln max(1 − Q_k, 1e-8) over all samples."""
-    Q, first = _qualities(inputs)
+    Q, first = _qualities(queries)
     return np.asarray(-np.add.reduceat(_geometric(Q), first))
 
 
-def clm_size(inputs: Inputs) -> FloatArray:
+def clm_size(queries: Queries) -> FloatArray:
     """The size of the answer set certified on the calibration queries at risk 0.3.
 
     Samples are taken in order of falling quality, so that the order drawn does not matter. Every
     third calibration query orders the configurations, the others test them.
     """
-    fit, wrong = given(inputs.fit, "fit"), given(inputs.sample_wrong, "sample_wrong")
-    similarity = given(inputs.similarity, "similarity")
-    Q, first = _qualities(inputs)
+    fit, wrong = given(queries, "fit"), given(queries, "sample_wrong")
+    similarity = given(queries, "similarity")
+    Q, first = _qualities(queries)
     per_query = np.split(Q, first[1:])
-    orders = [_by_quality(q, s.texts) for q, s in zip(per_query, inputs.samples, strict=True)]
+    orders = [_by_quality(q, s.texts) for q, s in zip(per_query, queries.samples, strict=True)]
     taken = pad_draws(
         [q[o] for q, o in zip(per_query, orders, strict=True)],
         [np.asarray(W)[np.ix_(o, o)] for W, o in zip(similarity, orders, strict=True)],
@@ -261,13 +262,13 @@ def clm_size(inputs: Inputs) -> FloatArray:
     return np.asarray(sets.answer_sets(taken).sum(axis=1), dtype=np.float64)
 
 
-def _qualities(inputs: Inputs) -> tuple[FloatArray, IntArray]:
+def _qualities(queries: Queries) -> tuple[FloatArray, IntArray]:
     """Q [M] of all samples, and where each query's begin."""
-    table = sequences(inputs)
+    table = sequences(queries)
     return np.exp(table.mean_log_likelihood), starts(table.sizes)
 
 
 def _by_quality(quality: FloatArray, texts: Sequence[str]) -> IntArray:
     """Samples from the best to the worst; equals by their text."""
-    forms = [normal(text) for text in texts]
+    forms = [same_form(text) for text in texts]
     return np.array(sorted(range(len(forms)), key=lambda k: (-quality[k], forms[k])))

@@ -1,156 +1,102 @@
-"""What every score takes and gives.
+"""What every score takes and gives: a table of queries in, one number per query out.
 
 Axis names: N queries, n samples of one query, d features of a hidden state.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
-from fusevlm import checks
-from fusevlm.checks import BoolArray, FloatArray, IntArray
+from fusevlm.checks import FloatArray
 from fusevlm.errors import InputError
-from fusevlm.types import Samples
+from fusevlm.types import Queries, Samples
 
-T = TypeVar("T")
-
-
-@dataclass(frozen=True, eq=False)
-class Inputs:
-    """All N queries of a run; None marks what the run does not have.
-
-    samples            texts, log-probabilities, last-layer states and judged answer per query
-    middle             [n, d] middle-layer states per query
-    clusters           [n] semantic cluster of each sample, per query
-    similarity         [n, n] in [0, 1] between samples, per query (encoder cosine or entailment)
-    answer_similarity  [n] in [0, 1], of each sample to the judged answer, per query
-    agreement          per query: did the answer to each rephrasing agree with the judged answer
-    p_true             [N] the model's own P(True)
-    fit                indices of the calibration queries
-    wrong              [N] was the judged answer wrong; read only at ``fit``
-    sample_wrong       [n] was each sample wrong, per query; read only at ``fit``
-    """
-
-    samples: Sequence[Samples]
-    middle: Sequence[FloatArray] | None = None
-    clusters: Sequence[IntArray] | None = None
-    similarity: Sequence[FloatArray] | None = None
-    answer_similarity: Sequence[FloatArray] | None = None
-    agreement: Sequence[BoolArray] | None = None
-    p_true: FloatArray | None = None
-    fit: IntArray | None = None
-    wrong: BoolArray | None = None
-    sample_wrong: Sequence[BoolArray] | None = None
-
-    def __post_init__(self) -> None:
-        _check(self)
-
-    def __len__(self) -> int:
-        return len(self.samples)
+# what a score may need -> what a run takes to have it
+NEEDS: dict[str, str] = {
+    "texts": "samples",
+    "token_logprobs": "a model that gives log-probabilities",
+    "embeddings": "hidden states: a model that gives them, and score.layer among sample.layers",
+    "answer": "a model that gives an answer to be judged beside the samples",
+    "answer_logprobs": "a model that gives the log-probabilities of the judged answer",
+    "middle": "'middle' among sample.layers",
+    "meanings": "semantics.meanings = 'string', 'nli' or 'sentences'",
+    "similarity": "semantics.similarity = 'sentences', 'nli' or 'string'",
+    "rephrasings": "semantics.rephrase = 'generator', 'prompt' or 'templates'",
+    "p_true": "semantics.p_true = true",
+    "fit": "calibration queries",
+    "wrong": "labels: references to the queries, and score.criterion",
+    "sample_wrong": "labels of the samples: references to the queries, and score.criterion",
+}
+_OF_SAMPLES = {field.name for field in fields(Samples)}
 
 
 @dataclass(frozen=True)
 class Score:
     """One way to score every query; higher is more uncertain.
 
-    needs    the fields of Inputs, or of its Samples, that ``compute`` reads
-    compute  Inputs to [N] finite float64 values
+    needs    words of NEEDS: all that ``compute`` reads
+    compute  queries to [N] finite float64 values
     note     what a reader of the table must know, such as an adaptation
     """
 
     name: str
     title: str
     needs: tuple[str, ...]
-    compute: Callable[[Inputs], FloatArray]
+    compute: Callable[[Queries], FloatArray]
     note: str = ""
 
 
-def compute_columns(
-    inputs: Inputs, scores: Mapping[str, Score], names: Sequence[str] | None = None
-) -> tuple[dict[str, FloatArray], dict[str, str]]:
-    """The columns of ``names`` (all of ``scores`` if None) and why the missing ones are missing."""
-    columns: dict[str, FloatArray] = {}
-    missing: dict[str, str] = {}
-    for name in scores if names is None else names:
-        if name not in scores:
-            raise InputError(f"no score is called {name!r}; expected one of {', '.join(scores)}.")
-        reason = missing_reason(inputs, scores[name].needs)
-        if reason:
-            missing[name] = reason
-            continue
-        try:
-            columns[name] = checks.vector(scores[name].compute(inputs), name, length=len(inputs))
-        except InputError as error:
-            missing[name] = str(error)
-    return columns, missing
-
-
-def missing_reason(inputs: Inputs, needs: Sequence[str]) -> str:
-    """Which of ``needs`` the run lacks, in words; empty when it has them all."""
-    own = {f.name for f in fields(Inputs)}
+def missing_reason(queries: Queries, needs: Sequence[str]) -> str:
+    """Which of ``needs`` the queries lack, and what brings it; empty when they have them all."""
     for need in needs:
-        if need in own:
-            if getattr(inputs, need) is None:
-                return f"the run has no {need}"
-            continue
-        without = [i for i, one in enumerate(inputs.samples) if getattr(one, need) is None]
-        if len(without) == len(inputs):
-            return f"the samples have no {need}"
+        found = _find(queries, need)
+        without = [i for i, value in enumerate(found) if value is None]
+        if len(without) == len(found):
+            return f"the run has no {need}; it takes {NEEDS[need]}"
         if without:
-            return f"{len(without)} of {len(inputs)} queries have no {need} (first: {without[0]})"
+            first = queries.ids[without[0]]
+            return f"{len(without)} of {len(queries)} queries have no {need} (first: {first})"
     return ""
 
 
-def given(value: T | None, name: str) -> T:
-    """``value``, or InputError when the run does not have it."""
-    if value is None:
-        raise InputError(f"the run has no {name}; pass it, or leave this score out.")
-    return value
+def given(queries: Queries, need: str) -> Any:
+    """What the queries have of a need, one entry each (``fit``: the rows), or InputError."""
+    reason = missing_reason(queries, [need])
+    if reason:
+        raise InputError(f"{reason}.")
+    return _find(queries, need)
 
 
-_PER_SAMPLE = ("clusters", "answer_similarity", "sample_wrong")
-_PER_QUERY = ("samples", "middle", "similarity", "agreement", *_PER_SAMPLE)
+def _find(queries: Queries, need: str) -> Any:
+    """The entries of a need, None where a query lacks it; empty if no query has it."""
+    if need in ("fit", "wrong", "sample_wrong"):
+        value = getattr(queries, need)
+        return () if value is None else value
+    if need == "middle":
+        return queries.states.get(need, ())
+    rows = queries.samples if need in _OF_SAMPLES else queries.semantics or ()
+    return [getattr(row, need) for row in rows]
 
 
-def _check(inputs: Inputs) -> None:
-    N = len(inputs)
-    if N == 0:
-        raise InputError("samples is empty; expected at least one query.")
-    for name in _PER_QUERY:
-        value = getattr(inputs, name)
-        if value is not None:
-            if len(value) != N:
-                raise InputError(
-                    f"{name} has {len(value)} entries for {N} queries; expected one each."
-                )
-            object.__setattr__(inputs, name, tuple(value))
-    sizes = [len(one) for one in inputs.samples]
-    for name in _PER_SAMPLE:
-        for i, row in enumerate(getattr(inputs, name) or ()):
-            _shape(f"{name}[{i}]", row, (sizes[i],))
-    for i, W in enumerate(inputs.similarity or ()):
-        _shape(f"similarity[{i}]", W, (sizes[i], sizes[i]))
-    for i, E in enumerate(inputs.middle or ()):
-        _shape(f"middle[{i}]", E, (sizes[i], np.shape(E)[-1] if np.ndim(E) else 0))
-    for name in ("p_true", "wrong"):
-        value = getattr(inputs, name)
-        if value is not None:
-            _shape(name, value, (N,))
-    if inputs.fit is not None:
-        fit = np.asarray(inputs.fit)
-        if fit.ndim != 1 or fit.size == 0 or not np.issubdtype(fit.dtype, np.integer):
-            raise InputError("fit must be a non-empty list of query indices.")
-        if fit.min() < 0 or fit.max() >= N:
-            raise InputError(f"fit holds {fit.min()}…{fit.max()}; expected indices in 0…{N - 1}.")
-        if len(np.unique(fit)) < len(fit):
-            raise InputError("fit names a query twice; expected each calibration query once.")
-        object.__setattr__(inputs, "fit", fit.astype(np.int64))
+def check(queries: Queries) -> None:
+    """InputError unless all that is known of each query fits the number of its samples."""
+    for i, samples in enumerate(queries.samples):
+        n = len(samples)
+        if queries.semantics is not None:
+            known = queries.semantics[i]
+            _shape(f"meanings[{i}]", known.meanings, (n,))
+            # the judged answer is the last row and column
+            _shape(f"similarities between[{i}]", known.between, (n + 1, n + 1))
+        if queries.sample_wrong is not None:
+            _shape(f"sample_wrong[{i}]", queries.sample_wrong[i], (n,))
+        for name, states in queries.states.items():
+            _shape(f"{name}[{i}]", states[i], (n, *np.shape(states[i])[-1:]))
 
 
 def _shape(name: str, value: Any, expected: tuple[int, ...]) -> None:
-    if np.shape(value) != expected:
+    if value is not None and np.shape(value) != expected:
         raise InputError(f"{name} has shape {np.shape(value)}; expected {expected}.")

@@ -16,10 +16,10 @@ import numpy as np
 from fusevlm import checks
 from fusevlm.checks import FloatArray
 from fusevlm.errors import InputError
-from fusevlm.scores._answers import Answers, answers
-from fusevlm.scores._stacks import symmetric
-from fusevlm.scores.interface import Inputs, given
-from fusevlm.types import Samples
+from fusevlm.scores.agreement import Answers, answers
+from fusevlm.scores.interface import given
+from fusevlm.scores.spectral import symmetric
+from fusevlm.types import Queries, Samples
 
 GRID = tuple(round(0.2 * k, 1) for k in range(11))
 TUNING_RATE = 0.3  # error rate at which λ is chosen
@@ -149,43 +149,39 @@ def tune_weights(
     return grid[int(np.argmin(sizes))]
 
 
-def lofreecp(inputs: Inputs) -> FloatArray:
+def lofreecp(queries: Queries) -> FloatArray:
     """N of the judged answer, λ tuned on the calibration queries.
 
     Differs from the paper: only the judged answer is labelled, so λ is tuned on the calibration
     queries where it is right; their answer sets have to hold it. An answer that was never sampled
-    has share 0, and its similarity comes from ``answer_similarity``.
+    has share 0, and the similarity of the judged answer to the top answer's samples.
     """
-    pairs = zip(inputs.samples, given(inputs.similarity, "similarity"), strict=True)
-    queries = [find_candidates(samples, W) for samples, W in pairs]
-    judged = _judged(inputs, queries)
-    fit = given(inputs.fit, "fit")
-    known = fit[~checks.labels(np.asarray(given(inputs.wrong, "wrong"))[fit], "wrong")]
+    pairs = zip(queries.samples, given(queries, "similarity"), strict=True)
+    candidates = [find_candidates(samples, W) for samples, W in pairs]
+    judged = _judged(queries, candidates)
+    fit, wrong = given(queries, "fit"), given(queries, "wrong")
+    known = fit[~wrong[fit]]
     if known.size == 0:
         raise InputError(
             "every calibration query is wrong; LoFreeCP tunes its weights on right ones. "
             "Add calibration queries until some are right."
         )
     weights = tune_weights(
-        [queries[i] for i in fit], lambda weights: judged.nonconformity(weights)[known]
+        [candidates[i] for i in fit], lambda weights: judged.nonconformity(weights)[known]
     )
     return judged.nonconformity(weights)
 
 
-def _judged(inputs: Inputs, queries: Sequence[Candidates]) -> Terms:
+def _judged(queries: Queries, candidates: Sequence[Candidates]) -> Terms:
     """Terms of N of the judged answer of each query."""
     share, to_top = np.zeros(len(queries)), np.zeros(len(queries))
-    for i, (query, samples) in enumerate(zip(queries, inputs.samples, strict=True)):
-        sampled = query.answers
-        place = sampled.find(given(samples.answer, "answer"))
+    answer, near = given(queries, "answer"), given(queries, "answer_similarity")
+    for i, one in enumerate(candidates):
+        sampled = one.answers
+        place = sampled.find(answer[i])
         if place is not None:
-            share[i], to_top[i] = sampled.share[place], query.terms.to_top[place]
-        elif inputs.answer_similarity is None:
-            raise InputError(
-                f"the judged answer of query {i} is not among its samples; pass answer_similarity, "
-                f"the similarity of each sample to the judged answer."
-            )
+            share[i], to_top[i] = sampled.share[place], one.terms.to_top[place]
         else:
-            near = checks.vector(inputs.answer_similarity[i], f"answer_similarity[{i}]")
-            to_top[i] = near[sampled.group == sampled.top].mean()
-    return Terms(share, np.array([query.terms.entropy[0] for query in queries]), to_top)
+            to_answer = checks.vector(near[i], f"answer_similarity[{i}]")
+            to_top[i] = to_answer[sampled.group == sampled.top].mean()
+    return Terms(share, np.array([one.terms.entropy[0] for one in candidates]), to_top)

@@ -1,0 +1,100 @@
+"""Scores of the samples' hidden states: the volume they span, and the spread of their spectrum.
+
+Only the n×n Gram matrix of the states is formed, never a d×d one.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fusevlm import checks
+from fusevlm.checks import FloatArray
+from fusevlm.fuse.weights import balance_by_median
+from fusevlm.scores.interface import given
+from fusevlm.scores.likelihood import sequences
+from fusevlm.scores.spectral import by_size
+from fusevlm.types import Queries
+
+JITTER = 1e-8  # UMPIRE's
+ALPHA = 1e-3  # EigenScore's
+
+
+def umpire(queries: Queries) -> FloatArray:
+    """UMPIRE (Lau et al.): (1/2n)·logdet(EEᵀ + 1e-8·I) + α·mean(1 − p), p = exp(Σ_t log p_t).
+
+    The volume of the samples, adjusted for the model's incoherence; p includes EOS. E [n, d] has
+    unit rows, neither centred nor whitened; α = |median/median| of the two terms on the calibration
+    queries, without labels.
+    """
+    table = sequences(queries)
+    return _adjusted(queries, table.per_query(-np.expm1(table.log_likelihood)))
+
+
+def umpire_token(queries: Queries) -> FloatArray:
+    """The same with p = exp(mean_t log p_t), which does not fall with the length."""
+    table = sequences(queries)
+    return _adjusted(queries, table.per_query(-np.expm1(table.mean_log_likelihood)))
+
+
+def umpire_2025(queries: Queries) -> FloatArray:
+    """logdet(EEᵀ + 1e-8·I) + 2α·Σ(1 − p): 2n times :func:`umpire`.
+
+    The same ranking where all queries have n samples.
+    """
+    sizes = np.array([len(one) for one in queries.samples])
+    return 2.0 * sizes * umpire(queries)
+
+
+def _adjusted(queries: Queries, incoherence: FloatArray) -> FloatArray:
+    log_volume = 0.5 * _spectrum(queries, "embeddings", JITTER, unit=True)
+    fit = given(queries, "fit")
+    return log_volume + balance_by_median(log_volume[fit], incoherence[fit]) * incoherence
+
+
+def eigenscore(queries: Queries) -> FloatArray:
+    """EigenScore (INSIDE, Chen et al.): (1/n)·logdet(E J Eᵀ + αI), J = I − 11ᵀ/d, α = 1e-3.
+
+    On the middle layer; the covariance runs over features. The mean log eigenvalue, as LM-Polygraph
+    computes it too.
+    """
+    return _spectrum(queries, "middle", ALPHA, centred=True)
+
+
+def eigenscore_code(queries: Queries) -> FloatArray:
+    """Mean log10 eigenvalue of E J Eᵀ/(d − 1) + αI: what INSIDE's released code computes."""
+    natural = _spectrum(queries, "middle", ALPHA, centred=True, covariance=True)
+    return np.asarray(natural / np.log(10.0))
+
+
+def eigenscore_last(queries: Queries) -> FloatArray:
+    """:func:`eigenscore` of unit-length last-layer states, the form UMPIRE compares with."""
+    return _spectrum(queries, "embeddings", ALPHA, unit=True, centred=True)
+
+
+def _spectrum(
+    queries: Queries,
+    layer: str,
+    added: float,
+    *,
+    unit: bool = False,
+    centred: bool = False,
+    covariance: bool = False,
+) -> FloatArray:
+    """(1/n)·logdet(RRᵀ + added·I) [N], the mean log eigenvalue; below 0 they are rounding.
+
+    R [n, d] are the states, made unit length and centred over features if wanted; as a covariance
+    RRᵀ is divided by d − 1.
+    """
+    grams = []
+    for states in given(queries, layer):
+        rows = checks.matrix(states, layer)
+        if unit:
+            rows = checks.unit_rows(rows, layer)
+        if centred:
+            rows = rows - rows.mean(axis=1, keepdims=True)
+        G = rows @ rows.T
+        grams.append(G / max(rows.shape[1] - 1, 1) if covariance else G)
+    return by_size(
+        grams,
+        lambda G: np.log(np.maximum(np.linalg.eigvalsh(G), 0.0) + added).mean(axis=-1),
+    )
