@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import Image
-from tests.models import tiny
+from fusevlm.testing import tiny
 
 from benchmarks.timing import Row, clock
 from fusevlm.models.huggingface import HuggingFace

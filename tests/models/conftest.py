@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import transformers
 from PIL import Image
-from tests.models import tiny
+from fusevlm.testing import tiny
 
 from fusevlm.models.huggingface import HuggingFace
 from fusevlm.models.protocol import Decoding

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image, ImageDraw
-from tests.models import tiny
+from fusevlm.testing import tiny
 from tests.models.conftest import make_picture, make_query
 
 from fusevlm.data import images

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from tests.models import tiny
+from fusevlm.testing import tiny
 from tests.models.conftest import make_picture
 from transformers import CLIPConfig, CLIPModel, CLIPProcessor, SiglipConfig, SiglipModel
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil

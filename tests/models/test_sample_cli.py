@@ -4,7 +4,7 @@ import json
 
 import numpy as np
 import pytest
-from tests.models import tiny
+from fusevlm.testing import tiny
 from tests.models.conftest import make_picture, make_query
 
 from fusevlm.cli import main

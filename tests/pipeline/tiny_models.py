@@ -2,7 +2,7 @@
 
 import json
 
-from tests.models import tiny
+from fusevlm.testing import tiny
 from tests.models.conftest import make_picture
 
 CONFIG = """

@@ -3,7 +3,7 @@
 import warnings
 
 import torch
-from tests.models import tiny
+from fusevlm.testing import tiny
 from tokenizers.processors import TemplateProcessing
 from transformers import BertConfig, BertForSequenceClassification
 

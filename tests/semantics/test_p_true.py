@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from tests.models import tiny
+from fusevlm.testing import tiny
 from tests.models.conftest import make_query
 
 from factory import models as embedded

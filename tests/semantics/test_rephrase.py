@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from factory.models import ASK
-from tests.models import tiny
+from fusevlm.testing import tiny
 from tests.models.conftest import make_query
 
 from fusevlm.errors import InputError

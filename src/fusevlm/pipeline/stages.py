@@ -24,7 +24,7 @@ from fusevlm.types import Query, Samples
 
 if TYPE_CHECKING:
     from fusevlm.fuse.estimator import Fuse
-    from fusevlm.models.protocol import Backend, Decoding
+    from fusevlm.models.protocol import Decoding, Model
     from fusevlm.models.towers import Towers
 
 Progress = Callable[[int, int], None]  # queries done, queries in all
@@ -43,7 +43,7 @@ class Outcome:
 
 
 def sample_stage(
-    backend: Backend,
+    backend: Model,
     queries: Sequence[Query],
     folder: str | os.PathLike[str],
     *,

@@ -16,7 +16,7 @@ import numpy as np
 from fusevlm import checks
 from fusevlm.checks import BoolArray
 from fusevlm.errors import InputError
-from fusevlm.models.protocol import Backend, Decoding
+from fusevlm.models.protocol import Decoding, Model
 from fusevlm.semantics.strings import normalise
 from fusevlm.types import Query
 
@@ -62,7 +62,7 @@ class ByModel:
     {question} and {answer}. Made by ``by_generator`` or ``by_prompt``.
     """
 
-    backend: Backend
+    backend: Model
     wording: str
     batch: int = 8  # queries sampled together
 
@@ -124,7 +124,7 @@ class Templates:
 
 
 def agreement(
-    backend: Backend,
+    backend: Model,
     queries: Sequence[Query],
     answers: Sequence[str],
     rephrasings: Sequence[Sequence[str]],
