@@ -5,7 +5,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from factory.models import ASK
-from fusevlm.testing import tiny
 from tests.models.conftest import make_query
 
 from fusevlm.errors import InputError
@@ -13,6 +12,7 @@ from fusevlm.models.huggingface import HuggingFace
 from fusevlm.models.protocol import Decoding
 from fusevlm.semantics import rephrase
 from fusevlm.semantics.rephrase import ByModel, Templates, agreement, by_generator, by_prompt
+from fusevlm.testing import tiny
 from fusevlm.types import Generation, Samples
 
 ANSWERS = ["red", "a circle", "2"]
