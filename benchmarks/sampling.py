@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import Image
-from tests.models import tiny
 
 from benchmarks.timing import Row, clock
 from fusevlm.models.huggingface import HuggingFace
 from fusevlm.models.protocol import Decoding
 from fusevlm.models.temperatures import constant
+from fusevlm.testing import tiny
 from fusevlm.types import Query
 
 N, NEW, PROMPT = 50, 16, 600

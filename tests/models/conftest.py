@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import transformers
 from PIL import Image
-from tests.models import tiny
 
 from fusevlm.models.huggingface import HuggingFace
 from fusevlm.models.protocol import Decoding
+from fusevlm.testing import tiny
 from fusevlm.types import Query
 
 transformers.logging.set_verbosity_error()

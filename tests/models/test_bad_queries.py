@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image, ImageDraw
-from tests.models import tiny
 from tests.models.conftest import make_picture, make_query
 
 from fusevlm.data import images
@@ -18,6 +17,7 @@ from fusevlm.models.huggingface import HuggingFace
 from fusevlm.models.layers import LayerTap
 from fusevlm.models.protocol import Decoding
 from fusevlm.models.temperatures import stratified
+from fusevlm.testing import tiny
 from fusevlm.types import Query
 
 HEAT = stratified(4)

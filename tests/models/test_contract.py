@@ -1,14 +1,16 @@
-"""One suite for every VLM family: a tiny random model against its own plain forward pass."""
+"""Every VLM family keeps the contract: a tiny random model against its own plain forward pass."""
 
 import numpy as np
 import pytest
 import torch
-from tests.models import tiny
 from tests.models.conftest import make_picture, make_query
 
 from fusevlm.models.huggingface import HuggingFace
 from fusevlm.models.protocol import Decoding
 from fusevlm.models.temperatures import stratified
+from fusevlm.testing import tiny
+from fusevlm.testing.contract import CHECKS, run_contract
+from fusevlm.testing.oracle import teacher_forced
 
 N = 6
 HEAT = stratified(N)
@@ -29,24 +31,11 @@ def generations(family):
     return found
 
 
-def teacher_forced(backend, query, tokens):
-    """Logits and hidden states of a plain forward pass over prompt + response, no cache."""
-    inputs = backend.prepare(query)
-    length = inputs["input_ids"].shape[1]
-    tail = torch.tensor([tokens], dtype=torch.long)
-    inputs["input_ids"] = torch.cat([inputs["input_ids"], tail], dim=1)
-    inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
-    if "mm_token_type_ids" in inputs:
-        inputs["mm_token_type_ids"] = torch.nn.functional.pad(
-            inputs["mm_token_type_ids"], (0, len(tokens))
-        )
-    if "token_type_ids" in inputs:  # PaliGemma: 1 marks the causal suffix
-        inputs["token_type_ids"] = torch.nn.functional.pad(
-            inputs["token_type_ids"], (0, len(tokens)), value=1
-        )
-    with torch.inference_mode():
-        out = backend.model(**inputs, output_hidden_states=True, use_cache=False)
-    return out.logits[0, length - 1 :], [h[0, length - 1 :] for h in out.hidden_states]
+def test_every_promise_is_kept(family):
+    _, backend = family
+    outcomes = run_contract(backend, [make_query(i) for i in (3, 1, 0, 2)], n=N)
+    assert [(o.name, o.detail) for o in outcomes if not o.passed] == []
+    assert len(outcomes) == len(CHECKS)
 
 
 def test_every_family_takes_the_shared_prefix(family, generations):

@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 import torch
-from tests.models import tiny
 from tests.models.conftest import make_picture
 from transformers import CLIPConfig, CLIPModel, CLIPProcessor, SiglipConfig, SiglipModel
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 
 from fusevlm.errors import InputError
 from fusevlm.models.towers import SentenceEncoder, Towers
+from fusevlm.testing import tiny
 
 TEXT = {
     "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2,

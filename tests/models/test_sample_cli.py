@@ -4,7 +4,6 @@ import json
 
 import numpy as np
 import pytest
-from tests.models import tiny
 from tests.models.conftest import make_picture, make_query
 
 from fusevlm.cli import main
@@ -16,6 +15,7 @@ from fusevlm.store.embeddings import KIND as EMBEDDINGS
 from fusevlm.store.embeddings import read_embeddings
 from fusevlm.store.generations import read_generations
 from fusevlm.store.parts import read_parts
+from fusevlm.testing import tiny
 
 
 @pytest.fixture(scope="module")

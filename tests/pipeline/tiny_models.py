@@ -2,8 +2,9 @@
 
 import json
 
-from tests.models import tiny
 from tests.models.conftest import make_picture
+
+from fusevlm.testing import tiny
 
 CONFIG = """
 [data]

@@ -3,11 +3,11 @@
 import warnings
 
 import torch
-from tests.models import tiny
 from tokenizers.processors import TemplateProcessing
 from transformers import BertConfig, BertForSequenceClassification
 
 from fusevlm.semantics.inference import NliModel
+from fusevlm.testing import tiny
 
 with warnings.catch_warnings():  # transformers' own DeBERTa calls torch.jit.script
     warnings.filterwarnings("ignore", "`torch.jit.script", DeprecationWarning)

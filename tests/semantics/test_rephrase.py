@@ -5,7 +5,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from factory.models import ASK
-from tests.models import tiny
 from tests.models.conftest import make_query
 
 from fusevlm.errors import InputError
@@ -19,6 +18,7 @@ from fusevlm.semantics.rephrase import (
     by_prompt,
     rephrasings_agree,
 )
+from fusevlm.testing import tiny
 from fusevlm.types import Generation, Samples
 
 ANSWERS = ["red", "a circle", "2"]

@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 import torch
-from tests.models import tiny
 from tests.models.conftest import make_query
 
 from factory import models as embedded
@@ -12,6 +11,7 @@ from fusevlm.errors import InputError
 from fusevlm.models.huggingface import HuggingFace
 from fusevlm.models.protocol import Decoding
 from fusevlm.semantics.selfcheck import first_tokens, p_true
+from fusevlm.testing import tiny
 
 YES, NO = tiny.VOCABULARY["yes"], tiny.VOCABULARY["no"]
 

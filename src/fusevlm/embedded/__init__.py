@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+EMBEDDED = "embedded"  # what configs and the command line call them
 VARIABLE = "FUSEVLM_EMBEDDED"
 
 

@@ -1,4 +1,4 @@
-"""The reference back-end: any ``AutoModelForImageTextToText`` of transformers.
+"""The reference model: any ``AutoModelForImageTextToText`` of transformers.
 
 The image is encoded and the prompt prefilled once per query; the n samples and the judged answer
 continue from that one prefill (:mod:`fusevlm.models.decode`).

@@ -53,7 +53,8 @@ class LayerTap:
         return hook
 
 
-def _module(decoder: Any, layer: str | int, depth: int) -> Any:
+def layer_index(layer: str | int, depth: int) -> int:
+    """The place of a layer among ``hidden_states``, 1 to depth."""
     named = {"last": depth, "middle": max(1, depth // 2)}
     index = named.get(layer, layer) if isinstance(layer, str) else layer
     if isinstance(index, str):
@@ -62,4 +63,9 @@ def _module(decoder: Any, layer: str | int, depth: int) -> Any:
         index += depth + 1
     if not 1 <= index <= depth:
         raise InputError(f"layer is {layer}; the decoder has layers 1 to {depth}.")
+    return index
+
+
+def _module(decoder: Any, layer: str | int, depth: int) -> Any:
+    index = layer_index(layer, depth)
     return decoder.norm if index == depth else decoder.layers[index - 1]

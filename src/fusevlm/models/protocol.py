@@ -1,13 +1,13 @@
-"""What a back-end is: something that samples answers to queries, and says what it can give."""
+"""What a model is: something that samples answers to queries, and says what it can give."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Annotated, Protocol
 
 from fusevlm import checks
-from fusevlm.checks import FloatArray
+from fusevlm.checks import FloatArray, Number, OneOf, Whole
 from fusevlm.errors import InputError
 from fusevlm.types import Generation, Query
 
@@ -25,7 +25,7 @@ SHORT_ANSWER = "{question}\nAnswer the question using a single word or phrase."
 
 @dataclass(frozen=True)
 class Capabilities:
-    """What a back-end's samples carry."""
+    """What a model's samples carry."""
 
     logprobs: bool
     hidden_states: bool
@@ -38,31 +38,24 @@ class Decoding:
     """How answers are decoded; the defaults are the paper's short-answer setting."""
 
     prompt: str = SHORT_ANSWER  # must hold {question}
-    max_new_tokens: int = 16
-    top_p: float | None = None
-    top_k: int | None = None
+    max_new_tokens: Annotated[int, Whole(1)] = 16
+    top_p: Annotated[float | None, Number(0.0, 1.0, open_low=True)] = None
+    top_k: Annotated[int | None, Whole(1)] = None
     stop: tuple[str, ...] = ()
-    answer_temperature: float = 0.0  # of the judged answer; 0 is greedy
+    answer_temperature: Annotated[float, Number(0.0)] = 0.0  # of the judged answer; 0 is greedy
     layers: tuple[str | int, ...] = ("last", "middle")  # or the index of a hidden state
-    path: str = "auto"  # or repeated_cache, to compare
+    path: Annotated[str, OneOf("auto", "repeated_cache")] = "auto"  # the other to compare
 
     def __post_init__(self) -> None:
+        checks.options(self)
         if "{question}" not in self.prompt:
             raise InputError(f"prompt is {self.prompt!r}; it must hold {{question}}.")
-        checks.count(self.max_new_tokens, "max_new_tokens")
-        if self.top_p is not None and not 0.0 < self.top_p <= 1.0:
-            raise InputError(f"top_p is {self.top_p:g}; expected above 0 and at most 1.")
-        if self.top_k is not None:
-            checks.count(self.top_k, "top_k")
-        if self.answer_temperature < 0:
-            raise InputError(f"answer_temperature is {self.answer_temperature:g}; expected ≥ 0.")
         if not self.layers:
             raise InputError("layers is empty; name at least one, such as 'last'.")
-        checks.choice(self.path, "path", ("auto", "repeated_cache"))
 
 
-class Backend(Protocol):
-    """A source of sampled answers."""
+class Model(Protocol):
+    """A source of sampled answers; ``python -m fusevlm.testing`` checks that it is one."""
 
     @property
     def name(self) -> str: ...
@@ -73,5 +66,9 @@ class Backend(Protocol):
     def sample(
         self, queries: Sequence[Query], n: int, temperatures: FloatArray, seed: int
     ) -> Iterator[Generation]:
-        """One Generation per query, in order; a query that fails carries its error."""
+        """One Generation per query, in order; a query that fails carries its error.
+
+        Each of the n samples has its own temperature, 0 for greedy. The judged answer comes beside
+        them. Equal ids, and temperatures that are not n, are refused with an InputError.
+        """
         ...

@@ -124,4 +124,4 @@ def load_sampler(sample: SampleConfig) -> Model:
         options["quantization_config"] = transformers.BitsAndBytesConfig(
             load_in_4bit=sample.quantize == "4bit", load_in_8bit=sample.quantize == "8bit"
         )
-    return load_model(sample.model, decoding, part=PART, **options)
+    return load_model(sample.model, decoding, **options)

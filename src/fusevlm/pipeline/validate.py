@@ -14,7 +14,7 @@ from fusevlm import checks
 from fusevlm.config import EMBEDDED, TRAIN, Config
 from fusevlm.data.units import units_of
 from fusevlm.errors import FuseError, InputError
-from fusevlm.models.registry import is_registered, model_folder
+from fusevlm.models.registry import HUGGINGFACE, model_folder, registered, split_source
 from fusevlm.pipeline.adapter import PART as ADAPTER
 from fusevlm.pipeline.data import JUDGED, load_splits
 from fusevlm.pipeline.data import inputs as data_inputs
@@ -164,7 +164,9 @@ def _model(source: str, part: str) -> str:
         return f"embedded ({Path(model_folder(source, part)).name})"
     if Path(source).is_dir():
         return f"folder {source}"
-    if is_registered(source):
+    name, _ = split_source(source)
+    if name != HUGGINGFACE:
+        checks.known(name, registered(), "the registered model")
         return f"{source}, a registered model"
     if source.startswith(("/", ".", "~")):
         raise InputError(f"{source} is no folder.")

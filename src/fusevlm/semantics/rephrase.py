@@ -17,7 +17,7 @@ from fusevlm import checks
 from fusevlm.checks import BoolArray
 from fusevlm.data.answers import same_form
 from fusevlm.errors import InputError
-from fusevlm.models.protocol import Backend, Decoding
+from fusevlm.models.protocol import Decoding, Model
 from fusevlm.types import Query
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ class ByModel:
     {question} and {answer}. Made by ``by_generator`` or ``by_prompt``.
     """
 
-    backend: Backend
+    backend: Model
     wording: str
     batch: int = 8  # queries sampled together
 
@@ -126,7 +126,7 @@ class Templates:
 
 
 def rephrasings_agree(
-    backend: Backend,
+    backend: Model,
     queries: Sequence[Query],
     answers: Sequence[str],
     rephrasings: Sequence[Sequence[str]],

@@ -1,51 +1,26 @@
 """Tiny random models of each VLM family, built offline from a config, with their real processors.
 
 Nothing is learnt and nothing is downloaded: weights are random, the tokenizer knows a few words.
+``tiny:llava`` names one wherever a model is named.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import (
-    AutoModelForImageTextToText,
-    CLIPVisionConfig,
-    GemmaConfig,
-    Idefics3Config,
-    Idefics3Processor,
-    InternVLConfig,
-    InternVLProcessor,
-    LlamaConfig,
-    LlavaConfig,
-    LlavaNextConfig,
-    LlavaNextProcessor,
-    LlavaProcessor,
-    PaliGemmaConfig,
-    PaliGemmaProcessor,
-    PreTrainedTokenizerFast,
-    Qwen2_5_VLConfig,
-    Qwen2_5_VLProcessor,
-    Qwen2Config,
-    Qwen2VLConfig,
-    Qwen2VLProcessor,
-    SmolVLMConfig,
-    SmolVLMProcessor,
-)
-from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
-from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
-from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
-from transformers.models.llava_next.image_processing_pil_llava_next import (
-    LlavaNextImageProcessorPil,
-)
-from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
-from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil
-from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImageProcessorPil
 
+from fusevlm import checks
+from fusevlm.models.huggingface import HuggingFace
 from fusevlm.models.processors import without_video
+from fusevlm.models.protocol import Decoding
+
+hf: Any = transformers  # its stubs know little of what its configs take
 
 WORDS = [
     "what", "colour", "is", "the", "shape", "in", "this", "image", "a", "red", "blue", "green",
@@ -64,17 +39,19 @@ CHAT = (
 VOCABULARY = {word: i for i, word in enumerate([*SPECIAL, "\n", *WORDS])}
 
 
-def tokenizer(**special: str) -> PreTrainedTokenizerFast:
+def tokenizer(**special: str) -> Any:
+    """A tokenizer of whole words: those of :data:`WORDS`, and ``<unk>``."""
     inner = Tokenizer(models.WordLevel(VOCABULARY, unk_token="<unk>"))
     inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     inner.add_special_tokens(SPECIAL)
-    return PreTrainedTokenizerFast(
+    return hf.PreTrainedTokenizerFast(
         tokenizer_object=inner, pad_token="<pad>", bos_token="<s>", eos_token="</s>",
         unk_token="<unk>", extra_special_tokens=special,
     )  # fmt: skip
 
 
 def text_sizes(**changes: Any) -> dict[str, Any]:
+    """The sizes of a text decoder of three layers, some of them changed."""
     return {
         "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 3,
         "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": len(VOCABULARY),
@@ -92,26 +69,28 @@ PINPOINTS = [[32, 64], [64, 32]]
 
 
 def llava(**text: Any) -> tuple[Any, Any]:
-    config = LlavaConfig(
-        vision_config=CLIPVisionConfig(**VISION, projection_dim=32),
-        text_config=LlamaConfig(**text_sizes(**text)),
+    """LLaVA 1.5; of every family: its config, its processor and what stands for an image."""
+    config = hf.LlavaConfig(
+        vision_config=hf.CLIPVisionConfig(**VISION, projection_dim=32),
+        text_config=hf.LlamaConfig(**text_sizes(**text)),
         image_token_index=VOCABULARY["<image>"], vision_feature_layer=-1,
     )  # fmt: skip
-    processor = LlavaProcessor(
-        CLIPImageProcessorPil(**SQUARE), tokenizer(), patch_size=8,
+    processor = hf.LlavaProcessor(
+        hf.CLIPImageProcessorPil(**SQUARE), tokenizer(), patch_size=8,
         vision_feature_select_strategy="default", num_additional_image_tokens=1,
     )  # fmt: skip
     return config, (processor, "<image>")
 
 
 def llava_next(**text: Any) -> tuple[Any, Any]:
-    config = LlavaNextConfig(
-        vision_config=CLIPVisionConfig(**VISION, projection_dim=32),
-        text_config=LlamaConfig(**text_sizes(**text)), image_grid_pinpoints=PINPOINTS,
+    """LLaVA-NeXT."""
+    config = hf.LlavaNextConfig(
+        vision_config=hf.CLIPVisionConfig(**VISION, projection_dim=32),
+        text_config=hf.LlamaConfig(**text_sizes(**text)), image_grid_pinpoints=PINPOINTS,
         image_token_index=VOCABULARY["<image>"], vision_feature_layer=-1,
     )  # fmt: skip
-    processor = LlavaNextProcessor(
-        LlavaNextImageProcessorPil(**SQUARE, image_grid_pinpoints=PINPOINTS), tokenizer(),
+    processor = hf.LlavaNextProcessor(
+        hf.LlavaNextImageProcessorPil(**SQUARE, image_grid_pinpoints=PINPOINTS), tokenizer(),
         patch_size=8, vision_feature_select_strategy="default", num_additional_image_tokens=1,
     )  # fmt: skip
     return config, (processor, "<image>")
@@ -136,7 +115,7 @@ def _qwen(config_class: Any, processor_class: Any, vision: Any, text: Any) -> tu
         vision_start_token_id=VOCABULARY["<|vision_start|>"],
         vision_end_token_id=VOCABULARY["<|vision_end|>"],
     )  # fmt: skip
-    images = Qwen2VLImageProcessorPil(
+    images = hf.Qwen2VLImageProcessorPil(
         patch_size=8, merge_size=2, temporal_patch_size=2, min_pixels=32 * 32, max_pixels=64 * 64
     )
     processor = without_video(processor_class)(images, tokenizer(), None)
@@ -144,67 +123,73 @@ def _qwen(config_class: Any, processor_class: Any, vision: Any, text: Any) -> tu
 
 
 def qwen2_vl(**text: Any) -> tuple[Any, Any]:
+    """Qwen2-VL."""
     vision = {"embed_dim": 32, "hidden_size": text.get("hidden_size", 64), "mlp_ratio": 2}
-    return _qwen(Qwen2VLConfig, Qwen2VLProcessor, vision, text)
+    return _qwen(hf.Qwen2VLConfig, hf.Qwen2VLProcessor, vision, text)
 
 
 def qwen2_5_vl(**text: Any) -> tuple[Any, Any]:
+    """Qwen2.5-VL."""
     vision = {
         "hidden_size": 32, "intermediate_size": 64, "out_hidden_size": text.get("hidden_size", 64),
         "window_size": 32, "fullatt_block_indexes": [1],
     }  # fmt: skip
-    return _qwen(Qwen2_5_VLConfig, Qwen2_5_VLProcessor, vision, text)
+    return _qwen(hf.Qwen2_5_VLConfig, hf.Qwen2_5_VLProcessor, vision, text)
 
 
 def idefics3(**text: Any) -> tuple[Any, Any]:
-    config = Idefics3Config(
-        vision_config=VISION, text_config=LlamaConfig(**text_sizes(**text)),
+    """Idefics3."""
+    config = hf.Idefics3Config(
+        vision_config=VISION, text_config=hf.LlamaConfig(**text_sizes(**text)),
         image_token_id=VOCABULARY["<image>"], scale_factor=2,
     )  # fmt: skip
-    images = Idefics3ImageProcessorPil(
+    images = hf.Idefics3ImageProcessorPil(
         size={"longest_edge": 64}, max_image_size={"longest_edge": 32}
     )
-    return config, (Idefics3Processor(images, tokenizer(), image_seq_len=4), "<image>")
+    return config, (hf.Idefics3Processor(images, tokenizer(), image_seq_len=4), "<image>")
 
 
 def smolvlm(**text: Any) -> tuple[Any, Any]:
-    config = SmolVLMConfig(
-        vision_config=VISION, text_config=LlamaConfig(**text_sizes(**text)),
+    """SmolVLM."""
+    config = hf.SmolVLMConfig(
+        vision_config=VISION, text_config=hf.LlamaConfig(**text_sizes(**text)),
         image_token_id=VOCABULARY["<image>"], scale_factor=2,
     )  # fmt: skip
-    images = SmolVLMImageProcessorPil(
+    images = hf.SmolVLMImageProcessorPil(
         size={"longest_edge": 64}, max_image_size={"longest_edge": 32}
     )
-    processor = without_video(SmolVLMProcessor)(images, tokenizer(), None, image_seq_len=4)
+    processor = without_video(hf.SmolVLMProcessor)(images, tokenizer(), None, image_seq_len=4)
     return config, (processor, "<image>")
 
 
 def paligemma(**text: Any) -> tuple[Any, Any]:
+    """PaliGemma."""
     width = text.get("hidden_size", 64)
-    config = PaliGemmaConfig(
+    config = hf.PaliGemmaConfig(
         vision_config={**VISION, "model_type": "siglip_vision_model", "projection_dim": width},
-        text_config=GemmaConfig(**text_sizes(**{"head_dim": 16, **text})),
+        text_config=hf.GemmaConfig(**text_sizes(**{"head_dim": 16, **text})),
         image_token_index=VOCABULARY["<image>"], projection_dim=width,
     )  # fmt: skip
-    images = SiglipImageProcessorPil(size={"height": 32, "width": 32})
+    images = hf.SiglipImageProcessorPil(size={"height": 32, "width": 32})
     images.image_seq_length = 16
-    return config, (PaliGemmaProcessor(images, tokenizer()), "<image>")
+    return config, (hf.PaliGemmaProcessor(images, tokenizer()), "<image>")
 
 
 def internvl(**text: Any) -> tuple[Any, Any]:
-    config = InternVLConfig(
+    """InternVL."""
+    config = hf.InternVLConfig(
         vision_config={**VISION, "image_size": [32, 32], "patch_size": [8, 8]},
-        text_config=Qwen2Config(**text_sizes(**text)),
+        text_config=hf.Qwen2Config(**text_sizes(**text)),
         image_token_id=VOCABULARY["<IMG_CONTEXT>"], downsample_ratio=0.5,
     )  # fmt: skip
     words = tokenizer(
         start_image_token="<img>", end_image_token="</img>", context_image_token="<IMG_CONTEXT>",
         video_token="<video>",
     )  # fmt: skip
-    images = GotOcr2ImageProcessorPil(
+    images = hf.GotOcr2ImageProcessorPil(
         size={"height": 32, "width": 32}, crop_to_patches=True, max_patches=2
     )
-    processor = without_video(InternVLProcessor)(images, words, None, image_seq_length=4)
+    processor = without_video(hf.InternVLProcessor)(images, words, None, image_seq_length=4)
     return config, (processor, "<IMG_CONTEXT>")
 
 
@@ -225,7 +210,7 @@ def build(family: str, *, seed: int = 0, **text: Any) -> tuple[Any, Any]:
     config, (processor, image) = FAMILIES[family](**text)
     processor.chat_template = CHAT.replace("IMAGE", image)
     torch.manual_seed(seed)
-    model = AutoModelForImageTextToText.from_config(config).eval()
+    model = hf.AutoModelForImageTextToText.from_config(config).eval()
     tied = model.lm_head.weight is model.get_input_embeddings().weight
     with torch.no_grad():
         # random heads are almost uniform; sharper ones give answers that end and repeat
@@ -237,8 +222,15 @@ def build(family: str, *, seed: int = 0, **text: Any) -> tuple[Any, Any]:
     return model, processor
 
 
-def save(family: str, folder: Any) -> str:
+def load(source: str, *, decoding: Decoding, seed: int = 0) -> HuggingFace:
+    """The model registered as ``tiny``: ``source`` is a family."""
+    family = checks.known(source, FAMILIES, "the tiny model")
+    return HuggingFace(*build(family, seed=seed), decoding=decoding, name=f"tiny:{family}")
+
+
+def save(family: str, folder: str | Path) -> str:
     """A model folder as a hub snapshot has it: weights, tokenizer, image and video processor."""
+    folder = Path(folder)
     model, processor = build(family)
     model.lm_head.bias = None  # not part of the architecture's files
     model.save_pretrained(folder)
@@ -263,18 +255,15 @@ def save(family: str, folder: Any) -> str:
     return str(folder)
 
 
-def save_towers(folder: Any) -> str:
+def save_towers(folder: str | Path) -> str:
     """A tiny random CLIP with its processor; texts beyond 8 tokens are cut."""
-    from transformers import CLIPConfig, CLIPModel, CLIPProcessor
-    from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
-
     torch.manual_seed(0)
     text = {
         "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2,
         "num_attention_heads": 2, "vocab_size": len(VOCABULARY), "max_position_embeddings": 8,
         "eos_token_id": 2,
     }  # fmt: skip
-    config = CLIPConfig(text_config=text, vision_config=VISION, projection_dim=16)
-    CLIPModel(config).save_pretrained(folder)
-    CLIPProcessor(CLIPImageProcessorPil(**SQUARE), tokenizer()).save_pretrained(folder)
+    config = hf.CLIPConfig(text_config=text, vision_config=VISION, projection_dim=16)
+    hf.CLIPModel(config).save_pretrained(folder)
+    hf.CLIPProcessor(hf.CLIPImageProcessorPil(**SQUARE), tokenizer()).save_pretrained(folder)
     return str(folder)
