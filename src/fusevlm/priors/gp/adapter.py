@@ -40,7 +40,7 @@ from fusevlm.priors.gp.train import (
     train,
 )
 from fusevlm.priors.interface import check_pairs
-from fusevlm.priors.knn import mean_nearest_distance
+from fusevlm.priors.distances import mean_nearest_distance
 
 SCHEMA_VERSION = 1
 MIGRATIONS: dict[int, store.Migration] = {}
