@@ -51,7 +51,7 @@ def test_a_damaged_one_is_skipped_and_said(tmp_path, caplog):
     assert load(tmp_path) == Note(5)
     assert "skipped a checkpoint" in caplog.text
     (tmp_path / "00000005" / "arrays.safetensors").write_bytes(b"no")
-    with pytest.raises(ArtefactError, match="00000007.*truncated or replaced"):
+    with pytest.raises(ArtefactError, match=r"00000007.*truncated or replaced"):
         load(tmp_path)
 
 

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from fusevlm import checks, store
 from fusevlm.errors import ArtefactError, InputError
-from fusevlm.priors.gp.options import NORMS, PRESETS
+from fusevlm.priors.gp.options import PRESETS
 from fusevlm.priors.gp.pairs import LAYOUTS, read_pairs
+from fusevlm.priors.interface import NORMS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
