@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
+from typing import Protocol
 
 INTERVAL = 0.2  # seconds between two looks
 
 
-def progress_line(what: str, *, quiet: bool) -> Callable[[int, int], None]:
-    """A callback (done, total) that rewrites one line; silent when ``quiet``."""
+class Show(Protocol):
+    """What a long piece of work calls after each step."""
+
+    def __call__(self, done: int, total: int, note: str = "") -> None: ...
+
+
+def progress_line(what: str, *, quiet: bool) -> Show:
+    """A callback (done, total, note) that rewrites one line; silent when ``quiet``."""
     if quiet:
-        return lambda done, total: None
+        return lambda done, total, note="": None
     begun: list[tuple[int, float]] = []
     shown = [0.0]
 
-    def show(done: int, total: int) -> None:
+    def show(done: int, total: int, note: str = "") -> None:
         now = time.monotonic()
         if not begun:
             begun.append((done, now))  # what an earlier run did says nothing of this one's speed
@@ -27,7 +33,8 @@ def progress_line(what: str, *, quiet: bool) -> Callable[[int, int], None]:
         rate = (done - first) / (now - start) if now > start else 0.0
         left = f"{(total - done) / rate:.0f} s left" if rate > 0 else "…"
         end = "\n" if done >= total else ""
-        sys.stderr.write(f"\r{what} {done}/{total}  {rate:.2f}/s  {left}   {end}")
+        told = f"  {note}" if note else ""
+        sys.stderr.write(f"\r{what} {done}/{total}{told}  {rate:.2f}/s  {left}   {end}")
         sys.stderr.flush()
 
     return show
