@@ -24,16 +24,12 @@ import torch
 
 from fusevlm.cli.tables import layout
 from fusevlm.priors.gp.adapter import GpAdapter
-from fusevlm.priors.gp.bound import bound_and_gradient
+from fusevlm.priors.gp.bound import bound_and_gradient, decoder_of
+from fusevlm.priors.gp.objectives import objective_for
 from fusevlm.priors.gp.options import resolve
 from fusevlm.priors.gp.parallel import Team
-from fusevlm.priors.gp.train import (
-    adam_step,
-    decoder_of,
-    first_state,
-    objective_for,
-    prepare,
-)
+from fusevlm.priors.gp.task import prepare
+from fusevlm.priors.gp.train import adam_step, first_state
 
 D, Q, M = 768, 10, 250
 CPU = torch.device("cpu")

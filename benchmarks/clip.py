@@ -1,7 +1,7 @@
 """What the priors see in real CLIP vectors: the tables of docs/prior.md.
 
 ``FUSEVLM_TEST_DATA=DIR python -m benchmarks.clip`` fits on 400 of 500 COCO pairs and asks the other
-100. tests/adapter/test_clip.py holds bars below some of these figures; this prints all of them.
+100. tests/priors/test_clip.py holds bars below some of these figures; this prints all of them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The figures of trained embedded models as Markdown: ``python -m factory.card DIR …``.
 
-One column for each folder that ``factory.train`` has filled; a mean is followed by its
-number of queries.
+One column for each folder that ``factory.train`` has filled; a mean is followed by its number of
+queries.
 """
 
 from __future__ import annotations

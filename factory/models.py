@@ -205,7 +205,8 @@ def save_half(model: Any, processor: Any, folder: Path) -> None:
     copy.deepcopy(model).half().save_pretrained(folder)
     processor.save_pretrained(folder)
     config = json.loads((folder / "config.json").read_text())
-    store.write_atomically(folder / "config.json", _json(_in_float32(config)))
+    text = json.dumps(_in_float32(config), indent=2) + "\n"
+    store.write_atomically(folder / "config.json", text.encode())
 
 
 def _in_float32(facts: dict[str, Any]) -> dict[str, Any]:
@@ -214,10 +215,6 @@ def _in_float32(facts: dict[str, Any]) -> dict[str, Any]:
         key: "float32" if key == "dtype" else _in_float32(v) if isinstance(v, dict) else v
         for key, v in facts.items()
     }
-
-
-def _json(value: Any) -> bytes:
-    return (json.dumps(value, indent=2) + "\n").encode()
 
 
 def load(folder: Path) -> Any:

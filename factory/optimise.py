@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import shutil
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,13 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fusevlm import store
 from fusevlm.errors import ArtefactError
+from fusevlm.store.checkpoints import load_newest, save_numbered
 
-KIND, MANIFEST, SCHEMA_VERSION = "fusevlm.embedded.Checkpoint", "checkpoint.json", 1
+KIND, SCHEMA_VERSION = "fusevlm.embedded.Checkpoint", 1
 WARM_UP = 0.06  # share of the steps
 CLIP_NORM = 1.0
-Report = Callable[[int, int, float, float], None]  # done, steps, loss, seconds left
 
 
 @dataclass(frozen=True)
@@ -52,7 +49,7 @@ def optimise(
     slow: str = "",
     pace: float = 1.0,
     every: int = 100,
-    report: Report = lambda done, steps, loss, left: None,
+    show: Callable[..., None] = lambda done, steps, note: None,
 ) -> list[float]:
     """Minimise ``loss_at(step)`` by AdamW; the losses of all steps.
 
@@ -63,9 +60,8 @@ def optimise(
     optimiser = torch.optim.AdamW(_groups(named, weight_decay, slow, pace), betas=(0.9, 0.98))
     task = {**task, "steps": steps, "lr": lr, "slow": slow, "pace": pace}
     losses = _resume(folder, task, named, optimiser)
-    begun, first = time.monotonic(), len(losses)
     model.train()
-    for step in range(first, steps):
+    for step in range(len(losses), steps):
         for group in optimiser.param_groups:
             group["lr"] = group["pace"] * learning_rate(step, steps, lr)
         optimiser.zero_grad()
@@ -75,8 +71,7 @@ def optimise(
         optimiser.step()
         losses.append(float(loss.detach()))
         done = step + 1
-        left = (time.monotonic() - begun) / (done - first) * (steps - done)
-        report(done, steps, losses[-1], left)
+        show(done, steps, note=f"loss {losses[-1]:.3f}")
         if done % every == 0 or done == steps:
             _save(folder, task, done, losses, named, optimiser)
     model.eval()
@@ -118,16 +113,7 @@ def _save(
             if key in state:
                 groups[key][name] = state[key].numpy()
     saved = Checkpoint(task, step, losses, groups)
-    store.save_object(folder / f"{step:08d}", MANIFEST, KIND, SCHEMA_VERSION, saved)
-    for old in _numbered(folder)[1:]:
-        shutil.rmtree(old, ignore_errors=True)
-
-
-def _numbered(folder: Path) -> list[Path]:
-    """Checkpoint folders, newest first."""
-    if not folder.is_dir():
-        return []
-    return sorted((p for p in folder.iterdir() if p.name.isdigit()), reverse=True)
+    save_numbered(folder, step, KIND, SCHEMA_VERSION, saved)
 
 
 def _resume(
@@ -137,29 +123,24 @@ def _resume(
     optimiser: torch.optim.Optimizer,
 ) -> list[float]:
     """Load the newest whole checkpoint into model and optimiser; the losses so far."""
-    for place in _numbered(folder):
-        try:
-            found: Checkpoint = store.load_object(
-                place, MANIFEST, KIND, SCHEMA_VERSION, {"Checkpoint": Checkpoint}, {}
-            )
-        except ArtefactError:
-            continue  # cut short while it was written; the one before it is whole
-        if found.task != task:
-            raise ArtefactError(
-                f"{place} belongs to another run: {found.task}, now {task}. Use the same seed and "
-                f"minutes, or another --out."
-            )
-        with torch.no_grad():
-            for name, p in named.items():
-                p.copy_(_like(p, found.arrays["weights"][name]))
-                if name in found.arrays["exp_avg"]:
-                    optimiser.state[p] = {
-                        "step": torch.tensor(float(found.step)),
-                        "exp_avg": _like(p, found.arrays["exp_avg"][name]),
-                        "exp_avg_sq": _like(p, found.arrays["exp_avg_sq"][name]),
-                    }
-        return list(found.losses)
-    return []
+    found = load_newest(folder, KIND, SCHEMA_VERSION, Checkpoint)
+    if found is None:
+        return []
+    if found.task != task:
+        raise ArtefactError(
+            f"{folder} belongs to another run: {found.task}, now {task}. Use the same seed and "
+            f"minutes, or another --out."
+        )
+    with torch.no_grad():
+        for name, p in named.items():
+            p.copy_(_like(p, found.arrays["weights"][name]))
+            if name in found.arrays["exp_avg"]:
+                optimiser.state[p] = {
+                    "step": torch.tensor(float(found.step)),
+                    "exp_avg": _like(p, found.arrays["exp_avg"][name]),
+                    "exp_avg_sq": _like(p, found.arrays["exp_avg_sq"][name]),
+                }
+    return list(found.losses)
 
 
 def _like(p: Tensor, array: Any) -> Tensor:

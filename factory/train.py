@@ -19,12 +19,12 @@ from typing import Any
 import numpy as np
 
 from fusevlm import checks, store
+from fusevlm.cli.progress import progress_line
 from fusevlm.errors import ArtefactError, FuseError
 
 NOMINAL_MINUTES = 28.0  # of the default plan, on one core of the machine it was made on
 RUN, METRICS, DONE = "run.json", "metrics.json", "complete.json"
 DUAL, VLM, ASKER, ADAPTER = "dual_encoder", "vlm", "question_generator", "adapter"
-Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -59,25 +59,31 @@ def plan_for(seed: int, minutes: float | None = None) -> Plan:
     return replace(plan, **{n: max(2, round(getattr(plan, n) * share)) for n in names})
 
 
-def train_all(out: Path, plan: Plan, say: Say = lambda line: None) -> dict[str, Any]:
+def train_all(out: Path, plan: Plan, *, quiet: bool = True) -> dict[str, Any]:
     """Everything into ``out``; the metrics. Run again after an interruption, it goes on."""
+
+    def say(line: str) -> None:
+        if not quiet:
+            sys.stderr.write(f"{line}\n")
+
     _claim(out, plan)
     for name, stage in STAGES.items():
         folder = out / name
         if (folder / DONE).is_file():
-            say(f"{name}: complete\n")
+            say(f"{name}: complete")
             continue
         begun = time.monotonic()
-        facts = stage(out, plan, say)
+        facts = stage(out, plan, quiet)
         facts["seconds"] = round(time.monotonic() - begun, 1)
         folder.mkdir(parents=True, exist_ok=True)
         store.write_atomically(folder / DONE, _json(facts))
-        say(f"{name}: {facts['seconds']:.0f} s\n")
+        say(f"{name}: {facts['seconds']:.0f} s")
     if (out / METRICS).is_file():
         found: dict[str, Any] = json.loads((out / METRICS).read_text())
         return found
+    say("measuring …")
     begun = time.monotonic()
-    metrics = measure_all(out, say)
+    metrics = measure_all(out)
     metrics["plan"] = asdict(plan)
     metrics["stages"] = {name: json.loads((out / name / DONE).read_text()) for name in STAGES}
     metrics["seconds_measuring"] = round(time.monotonic() - begun, 1)
@@ -103,18 +109,18 @@ def _claim(out: Path, plan: Plan) -> None:
         raise ArtefactError(f"cannot use {out}: {error}. Choose another --out.") from error
 
 
-def _train_dual(out: Path, plan: Plan, say: Say) -> dict[str, Any]:
+def _train_dual(out: Path, plan: Plan, quiet: bool) -> dict[str, Any]:
     from factory import models, recipes
 
     model = models.dual_encoder(plan.seed)
     taught = recipes.Taught(model)
     loss_at = recipes.contrast(taught, _scenes(plan), seed=plan.seed, images=plan.dual_images)
-    losses = _run(out, DUAL, taught, loss_at, plan.dual_steps, plan.dual_lr, say)
+    losses = _run(out, DUAL, taught, loss_at, plan.dual_steps, plan.dual_lr, quiet)
     models.save_half(model, models.towers_processor(), out / DUAL)
     return _facts(model, losses)
 
 
-def _train_vlm(out: Path, plan: Plan, say: Say) -> dict[str, Any]:
+def _train_vlm(out: Path, plan: Plan, quiet: bool) -> dict[str, Any]:
     from factory import models, recipes
 
     tower = models.load(out / DUAL).vision_model
@@ -123,12 +129,12 @@ def _train_vlm(out: Path, plan: Plan, say: Say) -> dict[str, Any]:
     loss_at = recipes.answering(
         taught, _scenes(plan), seed=plan.seed, images=plan.vlm_images, questions=plan.vlm_questions
     )
-    losses = _run(out, VLM, taught, loss_at, plan.vlm_steps, plan.vlm_lr, say, pace=plan.tower_pace)
+    losses = _run(out, VLM, taught, loss_at, plan.vlm_steps, plan.vlm_lr, quiet, plan.tower_pace)
     models.save_half(model, models.answer_processor(), out / VLM)
     return _facts(model, losses)
 
 
-def _train_asker(out: Path, plan: Plan, say: Say) -> dict[str, Any]:
+def _train_asker(out: Path, plan: Plan, quiet: bool) -> dict[str, Any]:
     """The question generator starts from the answerer and keeps its eyes."""
     from factory import models, recipes
 
@@ -137,12 +143,12 @@ def _train_asker(out: Path, plan: Plan, say: Say) -> dict[str, Any]:
     loss_at = recipes.asking(
         model, _scenes(plan), seed=plan.seed, images=plan.vlm_images, questions=plan.vlm_questions
     )
-    losses = _run(out, ASKER, model, loss_at, plan.asker_steps, plan.asker_lr, say)
+    losses = _run(out, ASKER, model, loss_at, plan.asker_steps, plan.asker_lr, quiet)
     models.save_half(model, models.answer_processor(), out / ASKER)
     return _facts(model, losses)
 
 
-def _train_adapter(out: Path, plan: Plan, say: Say) -> dict[str, Any]:
+def _train_adapter(out: Path, plan: Plan, quiet: bool) -> dict[str, Any]:
     """The GP adapter on clean training pairs (picture, question) only."""
     from factory import measure
     from fusevlm.models.towers import Towers
@@ -159,7 +165,7 @@ def _train_adapter(out: Path, plan: Plan, say: Say) -> dict[str, Any]:
     return {"n_pairs": record.n_pairs, "steps": record.steps, "finished": record.finished}
 
 
-STAGES: dict[str, Callable[[Path, Plan, Say], dict[str, Any]]] = {
+STAGES: dict[str, Callable[[Path, Plan, bool], dict[str, Any]]] = {
     DUAL: _train_dual,
     VLM: _train_vlm,
     ASKER: _train_asker,
@@ -178,7 +184,7 @@ def training_pairs(plan: Plan) -> list[Any]:
     return [make_query("train", scenes[i], draw(scenes[i], rng), CLEAN, 0) for i in index]
 
 
-def measure_all(out: Path, say: Say = lambda line: None) -> dict[str, Any]:
+def measure_all(out: Path) -> dict[str, Any]:
     """Figures on dev and calibration images; the test split is not touched."""
     from factory import measure, models
     from fusevlm.data.questions import queries
@@ -188,7 +194,6 @@ def measure_all(out: Path, say: Say = lambda line: None) -> dict[str, Any]:
     from fusevlm.models.towers import Towers
     from fusevlm.priors.gp.adapter import GpAdapter
 
-    say("measuring …\n")
     towers, adapter = Towers.load(str(out / DUAL)), GpAdapter.load(out / ADAPTER)
     vlm, dev = models.load(out / VLM), split("dev")
     views = measure.every_view("dev", dev)
@@ -225,19 +230,14 @@ def _run(
     loss_at: Any,
     steps: int,
     lr: float,
-    say: Say,
-    *,
+    quiet: bool,
     pace: float = 1.0,
 ) -> list[float]:
     from factory.optimise import optimise
 
-    def report(done: int, steps: int, loss: float, left: float) -> None:
-        end = "\n" if done == steps else ""
-        say(f"\r{name} {done}/{steps}  loss {loss:.3f}  {left:.0f} s left   {end}")
-
     return optimise(
         model, loss_at, steps=steps, lr=lr, folder=out / "checkpoints" / name,
-        task={"stage": name}, slow="vision_tower", pace=pace, report=report,
+        task={"stage": name}, slow="vision_tower", pace=pace, show=progress_line(name, quiet=quiet),
     )  # fmt: skip
 
 
@@ -274,17 +274,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--quiet", action="store_true", help="no progress")
     given = parser.parse_args(arguments)
 
-    def say(line: str) -> None:
-        if not given.quiet:
-            sys.stderr.write(line)
-            sys.stderr.flush()
-
     try:
         torch: Any = checks.extra("torch", "training the embedded models", "embedded")
         transformers: Any = checks.extra("transformers", "the embedded models", "embedded")
         transformers.logging.disable_progress_bar()
         torch.set_num_threads(checks.count(given.threads, "threads"))
-        train_all(given.out, plan_for(given.seed, given.minutes), say)
+        train_all(given.out, plan_for(given.seed, given.minutes), quiet=given.quiet)
     except FuseError as error:
         sys.stderr.write(f"{error}\n")
         return 1

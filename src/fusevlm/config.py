@@ -11,9 +11,9 @@ from typing import Annotated, Any, get_type_hints
 
 from fusevlm import checks
 from fusevlm.checks import FRACTION, Number, OneOf, Whole
+from fusevlm.embedded import EMBEDDED
 from fusevlm.errors import InputError
 
-EMBEDDED = "embedded"  # the models and data that come with fusevlm
 TRAIN = "train"  # an adapter trained in the run itself
 OFFICIAL = ("vqav2", "okvqa", "advqa")
 NONE = "none"

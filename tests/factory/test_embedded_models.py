@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from factory.optimise import learning_rate, optimise
 
 from factory import models, packing, recipes, train
+from factory.optimise import learning_rate, optimise
 from fusevlm.data import questions, scenes
 from fusevlm.data.pictures import as_image
 from fusevlm.errors import ArtefactError, InputError
@@ -197,12 +197,12 @@ def test_resumed_training_ends_where_uninterrupted_training_does(build, recipe, 
         model = build()
         loss_at = recipe(model, some, seed=0, images=4)
 
-        def watch(done, steps, loss, left):
+        def watch(done, steps, note):
             if done == stop_at:
                 raise Stopped
 
         losses = optimise(
-            model, loss_at, steps=6, lr=1e-3, folder=folder, task={"a": 1}, every=2, report=watch
+            model, loss_at, steps=6, lr=1e-3, folder=folder, task={"a": 1}, every=2, show=watch
         )
         return model.state_dict(), losses
 
@@ -223,20 +223,28 @@ def test_a_checkpoint_of_another_task_is_refused(some, tmp_path):
         optimise(model, loss_at, steps=1, lr=1e-3, folder=tmp_path, task={"seed": 1})
 
 
-def test_the_command_makes_everything_goes_on_and_refuses_another_plan(tmp_path, monkeypatch):
-    monkeypatch.setattr(train, "measure_all", lambda out, say: {})
+def test_it_makes_everything_goes_on_and_refuses_another_plan(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(train, "measure_all", lambda out: {})
     whole, cut = tmp_path / "whole", tmp_path / "cut"
-    train.train_all(whole, TINY)
+    train.train_all(whole, TINY, quiet=False)
+    shown = capsys.readouterr().err
+    assert "dual_encoder 3/3  loss" in shown
+    assert "measuring" in shown
     facts = json.loads((whole / train.METRICS).read_text())
     assert set(facts["stages"]) == set(train.STAGES)
     assert sum(facts["bytes"].values()) < 12_000_000
 
-    def stop(line):
-        if train.VLM in line and " 2/" in line:
-            raise KeyboardInterrupt
+    def stopping(name, *, quiet):
+        def show(done, total, note=""):
+            if (name, done) == (train.VLM, 2):
+                raise KeyboardInterrupt
 
-    with pytest.raises(KeyboardInterrupt):
-        train.train_all(cut, TINY, stop)
+        return show
+
+    with monkeypatch.context() as patch:
+        patch.setattr(train, "progress_line", stopping)
+        with pytest.raises(KeyboardInterrupt):
+            train.train_all(cut, TINY)
     assert not (cut / train.METRICS).exists()
     train.train_all(cut, TINY)
     for name in (train.DUAL, train.VLM, train.ASKER):

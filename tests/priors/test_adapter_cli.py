@@ -13,6 +13,7 @@ from safetensors.numpy import save_file
 
 from fusevlm.cli import main
 from fusevlm.errors import ArtefactError, InputError
+from fusevlm.priors.gp import pairs
 from fusevlm.priors.gp.adapter import GpAdapter
 from fusevlm.priors.gp.pairs import read_pairs
 from fusevlm.render.latents import latent_picture, latent_plane
@@ -41,6 +42,14 @@ def test_every_layout_reads_the_same(stored, square, name):
     found = read_pairs(stored / name)
     np.testing.assert_array_equal(found["image"], square[0])
     np.testing.assert_array_equal(found["text"], square[1])
+
+
+def test_a_run_folder_or_its_embed_stage_is_read(tmp_path, monkeypatch):
+    monkeypatch.setattr(pairs, "read_embeddings", lambda folder: ([str(folder)], {"image": 0}))
+    assert read_pairs(tmp_path) == {"image": 0, "query_id": [str(tmp_path)]}
+    stage = tmp_path / "embed"
+    stage.mkdir()
+    assert read_pairs(tmp_path) == read_pairs(stage) == {"image": 0, "query_id": [str(stage)]}
 
 
 def test_train_then_apply(stored, square, tmp_path, capsys):

@@ -9,7 +9,6 @@ from adapter_worlds import gpytorch, make_decoder
 from scipy import stats
 
 from fusevlm.priors.gp import bound as b
-from fusevlm.priors.gp.kernel import rbf
 
 N, M, Q, D = 70, 12, 3, 5
 
@@ -120,7 +119,7 @@ def test_gradient_against_finite_differences(ard):
 def test_inducing_points_at_the_data_make_the_bound_exact():
     X, Y, decoder = world()
     decoder = replace(decoder, inducing=X)
-    K = rbf(X, X, decoder.log_lengthscale, decoder.log_amplitude2).numpy()
+    K = b.rbf(X, X, decoder.log_lengthscale, decoder.log_amplitude2).numpy()
     exact = sum(
         stats.multivariate_normal(
             np.full(N, float(decoder.mean[j])), K + float(decoder.log_noise[j].exp()) * np.eye(N)

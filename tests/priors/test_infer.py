@@ -12,8 +12,7 @@ from sklearn.gaussian_process.kernels import RBF, ConstantKernel
 
 from fusevlm.priors.gp import bound, infer
 from fusevlm.priors.gp.adapter import GpAdapter
-from fusevlm.priors.gp.posterior import collapsed_posterior, moments
-from fusevlm.priors.gp.train import free_posterior
+from fusevlm.priors.gp.posterior import collapsed_posterior, free_posterior, moments
 
 N, Q, D = 40, 2, 3
 

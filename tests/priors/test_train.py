@@ -16,20 +16,20 @@ from adapter_worlds import make_pairs
 from safetensors.numpy import save_file
 
 from fusevlm.errors import ArtefactError, InputError, NotFittedError
-from fusevlm.priors.gp import checkpoints, start
+from fusevlm.priors.gp import task
 from fusevlm.priors.gp.adapter import GpAdapter
 from fusevlm.priors.gp.bound import DivergedError
 from fusevlm.priors.gp.options import resolve
+from fusevlm.priors.gp.train import CHECKPOINTS
 
 SMALL = {"n_latent": 3, "n_inducing": 20}
 
 
 def test_pca_start_against_numpy(pairs):
     Y = [
-        start.standardise(torch.tensor(p), start.units(torch.tensor(p)), torch.float64)
-        for p in pairs
+        task.standardise(torch.tensor(p), task.units(torch.tensor(p)), torch.float64) for p in pairs
     ]
-    X = start.principal_latents(Y, 3, seed=0, n_passes=40).numpy()
+    X = task.principal_latents(Y, 3, seed=0, n_passes=40).numpy()
     U, S, _ = np.linalg.svd(np.concatenate([y.numpy() for y in Y], axis=1), full_matrices=False)
     reference = U[:, :3] * S[:3]
     reference /= np.sqrt(np.mean(reference**2))
@@ -195,7 +195,7 @@ def test_bad_queries(adapter, pairs):
     ("options", "message"),
     [
         ({"preset": "best"}, "preset is 'best'"),
-        ({"n_latents": 3}, "no adapter option is called 'n_latents'"),
+        ({"n_latents": 3}, "unknown option of the adapter 'n_latents'. Did you mean 'n_latent'"),
         ({"n_inducing": 0}, "n_inducing is 0"),
         ({"lr": -1.0}, "lr is -1"),
         ({"held_out": 1.0}, "held_out is 1"),
@@ -234,7 +234,7 @@ def test_a_checkpoint_of_other_options_or_data_is_refused(pairs, tmp_path):
 
 def test_a_truncated_checkpoint_falls_back_to_the_one_before(pairs, tmp_path, caplog):
     GpAdapter(**SMALL, steps=6).fit(*pairs, folder=tmp_path, checkpoint_every=2)
-    folders = sorted((tmp_path / checkpoints.FOLDER).iterdir())
+    folders = sorted((tmp_path / CHECKPOINTS).iterdir())
     assert [f.name for f in folders] == ["00000004", "00000006"]
     arrays = folders[1] / "arrays.safetensors"
     arrays.write_bytes(arrays.read_bytes()[:100])
@@ -242,7 +242,7 @@ def test_a_truncated_checkpoint_falls_back_to_the_one_before(pairs, tmp_path, ca
     assert "skipped a checkpoint" in caplog.text
     straight = GpAdapter(**SMALL, steps=6).fit(*pairs)
     assert resumed.fitted.record.objective == straight.fitted.record.objective
-    for folder in (tmp_path / checkpoints.FOLDER).iterdir():
+    for folder in (tmp_path / CHECKPOINTS).iterdir():
         (folder / "arrays.safetensors").write_bytes(b"no")
     with pytest.raises(ArtefactError, match="truncated or replaced"):
         GpAdapter(**SMALL, steps=6).fit(*pairs, folder=tmp_path)
@@ -268,7 +268,7 @@ def test_resume_is_exact(preset, pairs, tmp_path):
 
 
 def environment():
-    src = str(Path(start.__file__).parents[3])
+    src = str(Path(task.__file__).parents[3])
     return {**os.environ, "PYTHONPATH": src, "OMP_NUM_THREADS": "1"}
 
 
@@ -285,7 +285,7 @@ def test_kill_9_in_mid_training_then_resume(pairs, tmp_path):
         "--checkpoint-every", "5",
     ]  # fmt: skip
     killed = subprocess.Popen([*command, "--out", str(tmp_path / "killed")], env=environment())
-    home = tmp_path / "killed" / checkpoints.FOLDER
+    home = tmp_path / "killed" / CHECKPOINTS
     deadline = time.monotonic() + 120
     while len(list(home.glob("*/checkpoint.json"))) < 2 and time.monotonic() < deadline:
         time.sleep(0.01)

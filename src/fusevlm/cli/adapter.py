@@ -11,8 +11,9 @@ from fusevlm import checks, store
 from fusevlm.cli import Verb
 from fusevlm.cli.progress import progress_line
 from fusevlm.errors import InputError
-from fusevlm.priors.gp.options import NORMS, PRESETS
+from fusevlm.priors.gp.options import PRESETS
 from fusevlm.priors.gp.pairs import LAYOUTS, read_pairs
+from fusevlm.priors.interface import NORMS
 
 if TYPE_CHECKING:
     from fusevlm.priors.gp.adapter import GpAdapter

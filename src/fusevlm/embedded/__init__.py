@@ -1,4 +1,4 @@
-"""Small real models that come with the package: a VLM, towers, an adapter, and their data."""
+"""The weights that come with the package (a VLM, towers, an adapter, a fit): where they lie."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ def model_folder(source: str, part: str) -> str:
     if not folder.is_dir():
         raise ArtefactError(
             f"the embedded {part} is not at {folder}. Install fusevlm with its weights, or make "
-            f"them with python -m factory.train and name their folder in FUSEVLM_EMBEDDED."
+            f"them in a clone (make embedded) and name their folder in FUSEVLM_EMBEDDED."
         )
     return str(folder)
 

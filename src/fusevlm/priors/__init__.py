@@ -1,11 +1,11 @@
-"""Priors: paired embeddings in, one statistic (or several) per query out.
+"""Priors: what the input says before any sample. Paired embeddings in, statistics per query out.
 
-A prior does not know what its modalities are nor who made the embeddings. The GP adapter
-(:class:`fusevlm.priors.gp.adapter.GpAdapter`) is one; the two here need no training.
+A prior does not know what its modalities are nor who made the embeddings. The two here
+(distances to the training embeddings) need no training; the GP adapter of the paper
+(:class:`fusevlm.priors.gp.adapter.GpAdapter`) needs torch and is imported from where it lives.
 """
 
+from fusevlm.priors.distances import KnnPrior, MahalanobisPrior
 from fusevlm.priors.interface import Prior
-from fusevlm.priors.knn import KnnPrior
-from fusevlm.priors.mahalanobis import MahalanobisPrior
 
 __all__ = ["KnnPrior", "MahalanobisPrior", "Prior"]

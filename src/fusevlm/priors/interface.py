@@ -14,6 +14,7 @@ from fusevlm.errors import InputError
 
 Embeddings = npt.NDArray[np.float32] | npt.NDArray[np.float64]
 
+NORMS = ("unit", "normalize", "any")
 NORM_TOLERANCE = 0.01
 _ROWS = 8192  # checked at a time
 
@@ -42,7 +43,7 @@ def check_pairs(
     ``norm``: "unit" refuses rows whose norm is more than 1 % from 1; "normalize" divides each row
     by its norm; "any" takes them as they are. float32 stays float32: no copy is made of large data.
     """
-    choice(norm, "norm", ("unit", "normalize", "any"))
+    choice(norm, "norm", NORMS)
     given = {name: value for name, value in (("image", image), ("text", text)) if value is not None}
     if not given:
         raise InputError("neither image nor text embeddings were given; pass at least one.")

@@ -8,10 +8,11 @@ import numpy as np
 
 from fusevlm.checks import FloatArray, extra, matrix
 from fusevlm.errors import InputError
-from fusevlm.priors.gp.adapter import GpAdapter
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+    from fusevlm.priors.gp.adapter import GpAdapter
 
 GRID = 60
 MOST_POINTS = 3000

@@ -15,40 +15,27 @@ from torch import Tensor
 from fusevlm import store
 from fusevlm.checks import BoolArray, FloatArray, count
 from fusevlm.errors import InputError, NotFittedError
-from fusevlm.priors.gp import checkpoints, infer
-from fusevlm.priors.gp.bound import Decoder, Statistics
-from fusevlm.priors.gp.elbo import symmetrised_kl
-from fusevlm.priors.gp.infer import Found, Landmarks, View
+from fusevlm.priors.distances import mean_nearest_distance
+from fusevlm.priors.gp import infer
+from fusevlm.priors.gp.bound import Statistics
+from fusevlm.priors.gp.objectives import LATENTS, Objective, Values, mean_kl, objective_for
 from fusevlm.priors.gp.options import Options, resolve
 from fusevlm.priors.gp.parallel import Team
-from fusevlm.priors.gp.posterior import Posterior, moments, predictive_mean
-from fusevlm.priors.gp.start import Units, as_tensor, standardise
+from fusevlm.priors.gp.posterior import collapsed_posteriors, free_posteriors, moments
+from fusevlm.priors.gp.task import Task, Units, as_tensor, prepare, standardise
 from fusevlm.priors.gp.train import (
-    LATENTS,
-    CollapsedObjective,
-    Objective,
-    PaperObjective,
     Progress,
-    Task,
-    Values,
-    collapsed_posteriors,
-    decoder_of,
+    State,
     first_state,
-    free_posterior,
-    objective_for,
-    prepare,
+    load_checkpoint,
+    save_checkpoint,
     train,
 )
 from fusevlm.priors.interface import check_pairs
-from fusevlm.priors.knn import mean_nearest_distance
 
 SCHEMA_VERSION = 1
 MIGRATIONS: dict[int, store.Migration] = {}
 KIND, MANIFEST = "fusevlm.GpAdapter", "adapter.json"
-N_LANDMARKS = 1024
-N_NEAREST = 2  # landmarks to start from
-N_CORRECTIONS = 2  # linear steps towards z before a climb
-RIDGE_ROWS = 4096  # pairs from which the linear start is fitted
 LATENT_NEIGHBOURS = 10
 
 
@@ -150,13 +137,10 @@ class GpAdapter:
         state, save = None, None
         if folder is not None:
             home = Path(folder)
-            if fresh and team.rank == 0:
-                checkpoints.remove_checkpoints(home)
-            team.sum(torch.zeros(1))  # nobody looks before rank 0 has cleared
-            state = checkpoints.load_checkpoint(home, task, self.options, team, self.device)
+            state = load_checkpoint(home, task, self.options, team, fresh=fresh)
 
-            def save(now: Any) -> None:
-                checkpoints.save_checkpoint(home, now, task, self.options, team)
+            def save(now: State) -> None:
+                save_checkpoint(home, now, task, self.options, team)
 
         state = train(
             task,
@@ -168,24 +152,10 @@ class GpAdapter:
             checkpoint_every=checkpoint_every,
             progress=progress,
         )
-        values = state.best if state.best is not None else state.values
-        record = Record(
-            task.n_pairs,
-            len(next(iter(task.held_out.values()))) if task.held_out else 0,
-            state.step,
-            state.finished,
-            state.seconds,
-            state.history["objective"],
-            state.history["held_out_step"],
-            state.history["held_out"],
-            state.best_step if state.best is not None else state.step,
-            _mean_kl(task, objective, values, team),
-        )
-        self._use(
-            Fitted(
-                asdict(self.options), _widths(task), _arrays(task, objective, values, team), record
-            )
-        )
+        values = state.values if state.best is None else state.best
+        arrays = _arrays(task, objective, values, team)
+        record = _record(task, state, mean_kl(task, objective, values, team))
+        self._use(Fitted(asdict(self.options), task.widths, arrays, record))
         return self
 
     def _use(self, fitted: Fitted) -> None:
@@ -195,19 +165,16 @@ class GpAdapter:
         names = list(fitted.widths)
         if self.options.objective == "collapsed":
             stats = {n: Statistics(t[f"{n}.Phi"], t[f"{n}.AY"], t[f"{n}.A1"]) for n in names}
-            self._posteriors: dict[str, Posterior] = collapsed_posteriors(t, stats, work)
+            posteriors = collapsed_posteriors(t, stats, work)
         else:
-            self._posteriors = {
-                n: free_posterior(_double(decoder_of(t, n)), t[f"{n}.q_mean"], t[f"{n}.q_factor"])
-                for n in names
-            }
+            posteriors = free_posteriors(t, names)
+        marks = infer.landmark_latents(t[LATENTS], [self.options.seed, 2])
+        self._search = infer.Search(
+            posteriors,
+            {n: infer.landmarks(p, marks) for n, p in posteriors.items()},
+            {n: t[f"{n}.ridge"] for n in names},
+        )
         self._units = {n: Units(t[f"{n}.shift"], t[f"{n}.scale"]) for n in names}
-        self._ridge = {n: t[f"{n}.ridge"] for n in names}
-        order = np.random.default_rng([self.options.seed, 2]).permutation(len(t[LATENTS]))
-        marks = t[LATENTS][torch.as_tensor(np.sort(order[:N_LANDMARKS]))]
-        self._landmarks: dict[str, Landmarks] = {
-            n: infer.landmarks(p, marks) for n, p in self._posteriors.items()
-        }
         self._fitted = fitted
 
     @property
@@ -234,49 +201,16 @@ class GpAdapter:
         """
         pairs = check_pairs(image, text, norm=self.options.norm, widths=self.fitted.widths)
         z = {name: self._standardised(name, rows) for name, rows in pairs.items()}
-        views = [infer.view(self._posteriors[name], rows) for name, rows in z.items()]
-        size = len(views[0].z)
         given = None if starts is None else torch.as_tensor(np.asarray(starts), device=self.device)
-        parts: list[Found] = []
-        for begin in range(0, size, infer.BATCH):
-            index = torch.arange(begin, min(size, begin + infer.BATCH), device=self.device)
-            some = infer.select(views, index)
-            if given is None:
-                first = self._starts(list(z), some)
-            else:
-                first = torch.cat([given[index], self._corrected(list(z), some, given[index])], 1)
-            parts.append(
-                infer.find_latents(some, first, n_climbs=n_climbs, max_steps=max_steps, tol=tol)
-            )
+        found = self._search.latents(z, given, n_climbs=n_climbs, max_steps=max_steps, tol=tol)
         log_scale = sum(
             self.fitted.widths[name] * float(torch.log(self._units[name].scale)) for name in z
         )
         return Latents(
-            torch.cat([p.x for p in parts]).cpu().numpy(),
-            torch.cat([p.log_joint for p in parts]).cpu().numpy() - log_scale,
-            torch.cat([p.converged for p in parts]).cpu().numpy(),
+            found.x.cpu().numpy(),
+            found.log_joint.cpu().numpy() - log_scale,
+            found.converged.cpu().numpy(),
         )
-
-    def _starts(self, names: list[str], views: list[View]) -> Tensor:
-        """[B, S, Q]: nearest landmarks and zero, and what a linear correction makes of zero."""
-        near, _ = infer.nearest_landmarks(
-            [(self._landmarks[n], v.z) for n, v in zip(names, views, strict=True)], N_NEAREST
-        )
-        zero = torch.zeros_like(near[:, :1])
-        return torch.cat([near, zero, self._corrected(names, views, zero)], 1)
-
-    def _corrected(self, names: list[str], views: list[View], starts: Tensor) -> Tensor:
-        """x ← x + R·(z − μ(x)), twice, R the linear map z → x: leads most starts to one basin."""
-        B, S, Q = starts.shape
-        x = starts.reshape(B * S, Q)
-        for _ in range(N_CORRECTIONS):
-            change = torch.zeros_like(x)
-            for name, v in zip(names, views, strict=True):
-                mean = predictive_mean(v.posterior, x)
-                gap = v.z.repeat_interleave(S, 0) - mean
-                change += gap.double() @ self._ridge[name] / len(names)
-            x = x + change
-        return x.reshape(B, S, Q)
 
     def _standardised(self, name: str, rows: Any) -> Tensor:
         work = getattr(torch, self.options.precision)
@@ -285,12 +219,12 @@ class GpAdapter:
     def predict(self, x: Any) -> dict[str, Predictive]:
         """The predictive Gaussian of each modality at latents x [B, Q]."""
         at = torch.as_tensor(np.asarray(x, dtype=np.float64), device=self.device)
-        _ = self.fitted
-        return {name: self._predict(name, at) for name in self._posteriors}
+        return {name: self._predict(name, at) for name in self.fitted.widths}
 
     def _predict(self, name: str, x: Tensor) -> Predictive:
         u = self._units[name]
-        parts = [moments(self._posteriors[name], part) for part in torch.split(x, infer.BATCH)]
+        posterior = self._search.posteriors[name]
+        parts = [moments(posterior, part) for part in torch.split(x, infer.BATCH)]
         mean = torch.cat([m for m, _ in parts]).double() * u.scale + u.shift
         variance = torch.cat([v for _, v in parts]).double() * u.scale**2
         return Predictive(mean.cpu().numpy(), variance.cpu().numpy())
@@ -360,49 +294,26 @@ def _only(name: str, rows: Any) -> dict[str, Any]:
     return {"image": None, "text": None, name: rows}
 
 
-def _double(decoder: Decoder) -> Decoder:
-    return Decoder(**{name: value.double() for name, value in decoder.named().items()})
-
-
-def _widths(task: Task) -> dict[str, int]:
-    return {name: int(data.Y.shape[1]) for name, data in task.data.items()}
+def _record(task: Task, state: State, kl: float | None) -> Record:
+    return Record(
+        n_pairs=task.n_pairs,
+        n_held_out=len(next(iter(task.held_out.values()))) if task.held_out else 0,
+        steps=state.step,
+        finished=state.finished,
+        seconds=state.seconds,
+        **state.history,
+        best_step=state.step if state.best is None else state.best_step,
+        kl=kl,
+    )
 
 
 def _arrays(task: Task, objective: Objective, values: Values, team: Team) -> dict[str, Any]:
     """Everything a query needs, as numpy arrays."""
     found: dict[str, Tensor] = {name: value for name, value in values.items() if name != LATENTS}
     found[LATENTS] = team.gather(values[LATENTS], task.n_pairs).double()
-    if isinstance(objective, CollapsedObjective):
-        for name, stats in objective.statistics(values).items():
-            found |= {f"{name}.{k}": v for k, v in asdict(stats).items()}
-    if isinstance(objective, PaperObjective):
-        for name in task.data:
-            found[f"{name}.q_factor"] = torch.tril(values[f"{name}.q_factor"])
+    found |= objective.sums(values)
     for name, u in task.units.items():
         found |= {f"{name}.shift": u.shift, f"{name}.scale": u.scale}
-        found[f"{name}.ridge"] = _ridge(task, name, values[LATENTS], team)
+        Z = task.data[name].Y
+        found[f"{name}.ridge"] = infer.linear_start(Z, values[LATENTS], task.n_pairs, team)
     return {name: value.cpu().numpy() for name, value in found.items()}
-
-
-def _ridge(task: Task, name: str, X: Tensor, team: Team) -> Tensor:
-    """The linear map z → x that starts a query: (ZᵀZ + N/10·I)⁻¹ZᵀX on some training pairs."""
-    most = -(-RIDGE_ROWS // team.size)
-    Z, x = task.data[name].Y[:most].double(), X[:most].double()
-    gram, cross = team.sum(Z.T @ Z), team.sum(Z.T @ x)
-    gram.diagonal().add_(0.1 * min(RIDGE_ROWS, task.n_pairs))
-    solution: Tensor = torch.linalg.solve(gram, cross)
-    return solution
-
-
-def _mean_kl(task: Task, objective: Objective, values: Values, team: Team) -> float | None:
-    """Mean symmetrised KL of the two predictive Gaussians at the training latents.
-
-    In standardised units, as the paper option optimises it.
-    """
-    if len(set(_widths(task).values())) != 1 or len(task.data) != 2:
-        return None
-    one, other = objective.posteriors(values).values()
-    total = torch.zeros((), dtype=torch.float64, device=values[LATENTS].device)
-    for x in torch.split(values[LATENTS].double(), infer.BATCH):
-        total += symmetrised_kl(*moments(one, x), *moments(other, x)).sum(dtype=torch.float64)
-    return float(team.sum(total)) / task.n_pairs

@@ -9,18 +9,24 @@ updates. A query whose step does not climb is damped; a converged one leaves the
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from fusevlm.priors.gp.kernel import rbf
-from fusevlm.priors.gp.posterior import Posterior, coordinates, moments
+from fusevlm.priors.gp.bound import rbf
+from fusevlm.priors.gp.parallel import Team
+from fusevlm.priors.gp.posterior import Posterior, coordinates, moments, predictive_mean
 
 LOG_2PI = math.log(2.0 * math.pi)
 BATCH = 1024  # queries at a time
 LONGEST = 1.0  # step: beyond a prior standard deviation the curvature is no guide
+N_LANDMARKS = 1024
+N_NEAREST = 2  # landmarks to start from
+N_CORRECTIONS = 2  # linear steps towards z before a climb
+RIDGE_ROWS = 4096  # pairs from which the linear start is fitted
 
 
 @dataclass(frozen=True)
@@ -179,6 +185,12 @@ class Landmarks:
     quadratic: Tensor  # [D, K], −½/v
 
 
+def landmark_latents(X: Tensor, seed: Sequence[int]) -> Tensor:
+    """At most 1,024 of the training latents, drawn at random, in their order."""
+    order = np.random.default_rng(seed).permutation(len(X))[:N_LANDMARKS]
+    return X[torch.as_tensor(np.sort(order))]
+
+
 def landmarks(posterior: Posterior, x: Tensor) -> Landmarks:
     """Mean and variance at some training latents, once per adapter."""
     mean, variance = moments(posterior, x)
@@ -225,3 +237,74 @@ def find_latents(
         torch.stack([climb.converged for climb in climbs], 1)[row, best],
         max(climb.n_steps for climb in climbs),
     )
+
+
+def linear_start(Z: Tensor, X: Tensor, n_pairs: int, team: Team) -> Tensor:
+    """R of z → x [D, Q]: (ZᵀZ + N/10·I)⁻¹ZᵀX on some training pairs; own rows in."""
+    most = -(-RIDGE_ROWS // team.size)
+    z, x = Z[:most].double(), X[:most].double()
+    gram, cross = team.sum(z.T @ z), team.sum(z.T @ x)
+    gram.diagonal().add_(0.1 * min(RIDGE_ROWS, n_pairs))
+    solution: Tensor = torch.linalg.solve(gram, cross)
+    return solution
+
+
+@dataclass(frozen=True)
+class Search:
+    """Finds x* of new embeddings; by modality, what was learnt and what a climb starts from."""
+
+    posteriors: Mapping[str, Posterior]
+    landmarks: Mapping[str, Landmarks]
+    linear: Mapping[str, Tensor]  # of linear_start
+
+    def latents(
+        self,
+        z: Mapping[str, Tensor],
+        starts: Tensor | None = None,
+        *,
+        n_climbs: int,
+        max_steps: int,
+        tol: float,
+    ) -> Found:
+        """x* of queries z, {modality: [B, D]} in the decoder's units; see :func:`find_latents`.
+
+        ``starts`` [B, S, Q] are tried as they are and after a linear correction towards z; without
+        them the nearest landmarks, 0, and 0 corrected.
+        """
+        names = list(z)
+        views = [view(self.posteriors[name], rows) for name, rows in z.items()]
+        parts = []
+        for index in torch.split(torch.arange(len(views[0].z), device=views[0].z.device), BATCH):
+            some = select(views, index)
+            if starts is None:
+                first = self._starts(names, some)
+            else:
+                first = torch.cat([starts[index], self._corrected(names, some, starts[index])], 1)
+            parts.append(find_latents(some, first, n_climbs=n_climbs, max_steps=max_steps, tol=tol))
+        return Found(
+            torch.cat([p.x for p in parts]),
+            torch.cat([p.log_joint for p in parts]),
+            torch.cat([p.converged for p in parts]),
+            max(p.n_steps for p in parts),
+        )
+
+    def _starts(self, names: Sequence[str], views: Sequence[View]) -> Tensor:
+        """[B, S, Q]: nearest landmarks and zero, and what a linear correction makes of zero."""
+        near, _ = nearest_landmarks(
+            [(self.landmarks[n], v.z) for n, v in zip(names, views, strict=True)], N_NEAREST
+        )
+        zero = torch.zeros_like(near[:, :1])
+        return torch.cat([near, zero, self._corrected(names, views, zero)], 1)
+
+    def _corrected(self, names: Sequence[str], views: Sequence[View], starts: Tensor) -> Tensor:
+        """x ← x + R·(z − μ(x)), twice, R the linear map z → x: leads most starts to one basin."""
+        B, S, Q = starts.shape
+        x = starts.reshape(B * S, Q)
+        for _ in range(N_CORRECTIONS):
+            change = torch.zeros_like(x)
+            for name, v in zip(names, views, strict=True):
+                mean = predictive_mean(v.posterior, x)
+                gap = v.z.repeat_interleave(S, 0) - mean
+                change += gap.double() @ self.linear[name] / len(names)
+            x = x + change
+        return x.reshape(B, S, Q)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
-from typing import Any
+from dataclasses import dataclass
+from typing import Annotated, Any
 
 from fusevlm import checks
+from fusevlm.checks import POSITIVE, SHARE, Number, OneOf, Whole
 from fusevlm.errors import InputError
-
-OBJECTIVES = ("collapsed", "paper")
-NORMS = ("unit", "normalize", "any")
-PRECISIONS = ("float32", "float64")
+from fusevlm.priors.interface import NORMS
 
 
 @dataclass(frozen=True)
@@ -36,26 +34,26 @@ class Options:
     precision        of kernels and data; Choleskys and the bound are float64 always
     """
 
-    objective: str = "collapsed"
-    n_latent: int = 10
-    n_inducing: int = 250
+    objective: Annotated[str, OneOf("collapsed", "paper")] = "collapsed"
+    n_latent: Annotated[int, Whole()] = 10
+    n_inducing: Annotated[int, Whole()] = 250
     ard: bool = False
     fit_amplitude: bool = True
-    steps: int = 300
-    epochs: int = 200
-    batch_size: int = 128
-    lr: float = 0.03
-    latent_lr: float = 0.03
-    weight_decay: float = 0.0
-    lambda1: float = 1.0
-    lambda2: float = 0.0
-    held_out: float = 0.05
-    check_every: int = 10
-    patience: int = 3
-    min_gain: float = 1e-4
-    norm: str = "unit"
-    precision: str = "float32"
-    seed: int = 0
+    steps: Annotated[int, Whole()] = 300
+    epochs: Annotated[int, Whole()] = 200
+    batch_size: Annotated[int, Whole()] = 128
+    lr: Annotated[float, POSITIVE] = 0.03
+    latent_lr: Annotated[float, POSITIVE] = 0.03
+    weight_decay: Annotated[float, Number(0.0)] = 0.0
+    lambda1: Annotated[float, Number(0.0)] = 1.0
+    lambda2: Annotated[float, Number(0.0)] = 0.0
+    held_out: Annotated[float, SHARE] = 0.05
+    check_every: Annotated[int, Whole()] = 10
+    patience: Annotated[int, Whole()] = 3
+    min_gain: Annotated[float, Number(0.0)] = 1e-4
+    norm: Annotated[str, OneOf(*NORMS)] = "unit"
+    precision: Annotated[str, OneOf("float32", "float64")] = "float32"
+    seed: Annotated[int, Whole(0)] = 0
 
 
 # λ1 and λ2 are GroVE's (the paper gives none), whose adapter FUSE uses.
@@ -77,24 +75,8 @@ PRESETS: dict[str, Options] = {
 def resolve(preset: str = "default", **changes: Any) -> Options:
     """A preset with named changes, validated."""
     checks.choice(preset, "preset", tuple(PRESETS))
-    known = {f.name for f in fields(Options)}
-    for name in changes:
-        if name not in known:
-            raise InputError(
-                f"no adapter option is called {name!r}; expected one of {sorted(known)}."
-            )
-    options = replace(PRESETS[preset], **changes)
-    checks.choice(options.objective, "objective", OBJECTIVES)
-    checks.choice(options.norm, "norm", NORMS)
-    checks.choice(options.precision, "precision", PRECISIONS)
-    for name in ("n_latent", "n_inducing", "steps", "epochs", "batch_size", "check_every"):
-        checks.count(getattr(options, name), name)
-    checks.count(options.patience, "patience")
-    checks.count(options.seed, "seed", least=0)
-    checks.positive(options.lr, "lr")
-    checks.positive(options.latent_lr, "latent_lr")
-    if not 0.0 <= checks.scalar(options.held_out, "held_out") < 1.0:
-        raise InputError(f"held_out is {options.held_out:g}; expected a share from 0 to below 1.")
+    options: Options = checks.changed(PRESETS[preset], changes, "option of the adapter")
+    checks.options(options)
     if options.objective == "collapsed" and (options.lambda1, options.lambda2) != (1.0, 0.0):
         raise InputError(
             "lambda1 and lambda2 belong to the paper's objective, in which q(i_k) is free: with "

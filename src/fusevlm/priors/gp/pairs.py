@@ -26,7 +26,8 @@ def read_pairs(
 ) -> dict[str, Any]:
     """``{"image": [N, D_I], "text": [N, D_T]}`` from one file, or from a npy file each.
 
-    One of the two may be missing from the file, or not be given. A run folder adds ``query_id``.
+    One of the two may be missing from the file, or not be given. A run folder (or its ``embed``)
+    adds ``query_id``.
     """
     if path is None:
         files = {"image": image, "text": text}
@@ -38,7 +39,8 @@ def read_pairs(
         raise InputError("give one file of pairs, or --image and --text, not both.")
     source = Path(path)
     if source.is_dir():
-        ids, found = read_embeddings(source)
+        inner = source / "embed"
+        ids, found = read_embeddings(inner if inner.is_dir() else source)
         return {**found, "query_id": ids}
     readers = {".parquet": _read_parquet, ".safetensors": _read_safetensors, ".npy": _read_stack}
     if source.suffix not in readers:

@@ -6,13 +6,20 @@ Both forms work in coordinates w = P·k(Z, x) in which ‖w‖ = ‖L⁻¹k‖, 
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from fusevlm.priors.gp.bound import JITTER, Decoder, Statistics, inducing_cholesky
-from fusevlm.priors.gp.kernel import rbf
+from fusevlm.priors.gp.bound import (
+    JITTER,
+    Decoder,
+    Statistics,
+    decoder_of,
+    inducing_cholesky,
+    rbf,
+)
 
 
 @dataclass(frozen=True)
@@ -66,6 +73,35 @@ def collapsed_posterior(
     c = V.T @ (stats.AY - stats.A1[:, None] * decoder.mean)
     P = torch.linalg.solve_triangular(L.T, V, upper=True).T
     return CollapsedPosterior(decoder, P.contiguous(), (r * c).to(work), (noise * r).to(work))
+
+
+def collapsed_posteriors(
+    values: Mapping[str, Tensor], stats: Mapping[str, Statistics], work: torch.dtype
+) -> dict[str, Posterior]:
+    """The optimal posterior of each modality."""
+    return {
+        name: collapsed_posterior(decoder_of(values, name), found, work=work)
+        for name, found in stats.items()
+    }
+
+
+def free_posterior(decoder: Decoder, q_mean: Tensor, q_factor: Tensor) -> FreePosterior:
+    """A decoder with a q of its own."""
+    wide = Decoder(**{name: value.double() for name, value in decoder.named().items()})
+    L = inducing_cholesky(wide, JITTER)
+    eye = torch.eye(len(L), dtype=L.dtype, device=L.device)
+    P = torch.linalg.solve_triangular(L, eye, upper=False)
+    return FreePosterior(wide, P, q_mean, q_factor)
+
+
+def free_posteriors(values: Mapping[str, Tensor], names: Iterable[str]) -> dict[str, Posterior]:
+    """The posterior of each modality with the q that the values hold."""
+    return {
+        n: free_posterior(
+            decoder_of(values, n), values[f"{n}.q_mean"], torch.tril(values[f"{n}.q_factor"])
+        )
+        for n in names
+    }
 
 
 def coordinates(posterior: Posterior, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:

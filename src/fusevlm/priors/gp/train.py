@@ -2,318 +2,29 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Protocol
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from fusevlm.errors import InputError
-from fusevlm.priors.gp import elbo, infer, start
-from fusevlm.priors.gp.bound import (
-    JITTER,
-    Decoder,
-    DivergedError,
-    Rows,
-    Statistics,
-    bound_and_gradient,
-    inducing_cholesky,
-    rows,
-    statistics,
-)
+from fusevlm.errors import ArtefactError
+from fusevlm.priors.gp import infer
+from fusevlm.priors.gp.bound import DivergedError
+from fusevlm.priors.gp.objectives import LATENTS, Objective, Values
 from fusevlm.priors.gp.options import Options
 from fusevlm.priors.gp.parallel import Team
-from fusevlm.priors.gp.posterior import FreePosterior, Posterior, collapsed_posterior
-from fusevlm.priors.gp.start import Units
-from fusevlm.priors.interface import Embeddings
+from fusevlm.priors.gp.posterior import Posterior
+from fusevlm.priors.gp.task import Task
+from fusevlm.store.checkpoints import load_newest, remove_numbered, save_numbered
 
-MOST_HELD_OUT = 500
-WARM_UP = 10  # steps until the full learning rate
-LAST_RATE = 0.1  # share of the learning rate at the last step
-N_LANDMARKS = 1024
-LATENTS = "latents"
-
-Values = dict[str, Tensor]
-
-
-@dataclass(frozen=True)
-class Task:
-    """Everything training needs, in standardised units; rows are this process's own."""
-
-    data: dict[str, Rows]
-    held_out: dict[str, Tensor]  # empty when none
-    units: dict[str, Units]
-    latents: Tensor  # [N, Q], the PCA start of all processes' pairs
-    decoders: dict[str, Decoder]
-    n_pairs: int
-    fingerprint: str  # of the embeddings, so that a checkpoint of other data is refused
-
-    @property
-    def n_outputs(self) -> int:
-        return sum(data.Y.shape[1] for data in self.data.values())
-
-    def per_output(self, objective: float) -> float:
-        """Nat per pair and output, in embedding units (not standardised ones)."""
-        log_scale = sum(
-            data.Y.shape[1] * math.log(float(self.units[name].scale))
-            for name, data in self.data.items()
-        )
-        return (objective / self.n_pairs - log_scale) / self.n_outputs
-
-
-def prepare(
-    pairs: Mapping[str, Embeddings], options: Options, team: Team, device: torch.device
-) -> Task:
-    """Split off held-out pairs, standardise, start from PCA; every rank computes the same start."""
-    size = len(next(iter(pairs.values())))
-    n_held = min(MOST_HELD_OUT, round(options.held_out * size))
-    n_train = size - n_held
-    if n_train < options.n_inducing:
-        raise InputError(
-            f"{n_train} training pairs ({n_held} more held out) are fewer than "
-            f"{options.n_inducing} inducing points. Add pairs, or lower n_inducing."
-        )
-    if n_train <= options.n_latent:
-        raise InputError(
-            f"{n_train} training pairs cannot start {options.n_latent} latent dimensions. "
-            f"Add pairs, or lower n_latent."
-        )
-    order = np.random.default_rng(options.seed).permutation(size)
-    train, held = np.sort(order[n_held:]), np.sort(order[:n_held])
-    work = getattr(torch, options.precision)
-    scales, whole, apart = {}, {}, {}
-    for name, embeddings in pairs.items():
-        Y = start.as_tensor(embeddings[train] if n_held else embeddings, device)
-        scales[name] = start.units(Y)
-        if not float(scales[name].scale) > 0.0:
-            raise InputError(f"all {name} embeddings are equal; nothing can be learnt from them.")
-        whole[name] = start.standardise(Y, scales[name], work)
-        if n_held:
-            rest = start.as_tensor(embeddings[held], device)
-            apart[name] = start.standardise(rest, scales[name], work)
-    X = start.principal_latents(list(whole.values()), options.n_latent, options.seed)
-    decoders = {
-        name: start.first_decoder(X, Y, options.n_inducing, options.seed, ard=options.ard)
-        for name, Y in whole.items()
-    }
-    own = team.rows(n_train)
-    return Task(
-        data={
-            name: rows(Y if team.size == 1 else Y[own].clone(), team.sum)
-            for name, Y in whole.items()
-        },
-        held_out=apart,
-        units=scales,
-        latents=X,
-        decoders=decoders,
-        n_pairs=n_train,
-        fingerprint=_fingerprint(pairs),
-    )
-
-
-def _fingerprint(pairs: Mapping[str, Embeddings]) -> str:
-    digest = hashlib.sha256()
-    for name, embeddings in pairs.items():
-        digest.update(f"{name} {embeddings.shape} {embeddings.dtype}".encode())
-        for begin in range(0, len(embeddings), 8192):
-            digest.update(np.ascontiguousarray(embeddings[begin : begin + 8192]).tobytes())
-    return digest.hexdigest()
-
-
-def decoder_of(values: Mapping[str, Tensor], name: str) -> Decoder:
-    """The decoder of one modality among flat parameters."""
-    return Decoder(
-        inducing=values[f"{name}.inducing"],
-        log_lengthscale=values[f"{name}.log_lengthscale"],
-        log_amplitude2=values[f"{name}.log_amplitude2"],
-        log_noise=values[f"{name}.log_noise"],
-        mean=values[f"{name}.mean"],
-    )
-
-
-@dataclass(frozen=True)
-class Evaluation:
-    """An objective (to be raised) with its gradient; the posterior belongs to the same values."""
-
-    objective: float
-    gradient: Values
-    posteriors: Callable[[], dict[str, Posterior]]
-
-
-class Objective(Protocol):
-    """What :func:`train` climbs."""
-
-    n_steps: int
-    betas: tuple[float, float]
-
-    def first_values(self) -> Values: ...
-
-    def evaluate(self, step: int, values: Values) -> Evaluation: ...
-
-    def posteriors(self, values: Values) -> dict[str, Posterior]: ...
-
-    def rate(self, step: int) -> float: ...
-
-
-class CollapsedObjective:
-    """Σ_M Σ_k bound_k(X) − ½‖X‖², full batch: the default.
-
-    Differs from the paper: no λ2·L_KL (it is reported, not optimised), q(i_k) at its optimum, and a
-    N(0, I) prior on x, the one that query time assumes.
-    """
-
-    betas = (0.9, 0.99)
-
-    def __init__(self, task: Task, options: Options, team: Team) -> None:
-        self.task, self.options, self.team = task, options, team
-        self.n_steps = options.steps
-        self.work = getattr(torch, options.precision)
-
-    def first_values(self) -> Values:
-        values = {LATENTS: self.task.latents[self.team.rows(self.task.n_pairs)].clone()}
-        for name, decoder in self.task.decoders.items():
-            values |= {f"{name}.{key}": value for key, value in decoder.named().items()}
-        return values
-
-    def evaluate(self, step: int, values: Values) -> Evaluation:
-        X = values[LATENTS]
-        total = self.team.sum(-0.5 * X.square().sum())
-        gradient: Values = {LATENTS: -X}
-        stats: dict[str, Statistics] = {}
-        for name, data in self.task.data.items():
-            found = bound_and_gradient(X, data, decoder_of(values, name), reduce=self.team.sum)
-            total = total + found.value
-            gradient[LATENTS] = gradient[LATENTS] + found.d_X
-            gradient |= {f"{name}.{k}": v for k, v in found.d_decoder.named().items()}
-            stats[name] = found.stats
-        if not self.options.fit_amplitude:
-            for name in self.task.data:
-                gradient[f"{name}.log_amplitude2"].zero_()
-        return Evaluation(
-            float(total), gradient, lambda: collapsed_posteriors(values, stats, self.work)
-        )
-
-    def statistics(self, values: Values) -> dict[str, Statistics]:
-        """The sums over all processes' pairs from which the posterior follows."""
-        found = {}
-        for name, data in self.task.data.items():
-            decoder = decoder_of(values, name)
-            L = inducing_cholesky(decoder)
-            found[name] = statistics(values[LATENTS], data.Y, decoder, L, self.team.sum)
-        return found
-
-    def posteriors(self, values: Values) -> dict[str, Posterior]:
-        return collapsed_posteriors(values, self.statistics(values), self.work)
-
-    def rate(self, step: int) -> float:
-        """Linear warm-up, then a cosine to a tenth."""
-        done = min(1.0, step / max(1, self.n_steps))
-        cosine = LAST_RATE + (1.0 - LAST_RATE) * 0.5 * (1.0 + math.cos(math.pi * done))
-        return min(1.0, (step + 1) / WARM_UP) * cosine
-
-
-def collapsed_posteriors(
-    values: Values, stats: Mapping[str, Statistics], work: torch.dtype
-) -> dict[str, Posterior]:
-    """The optimal posterior of each modality."""
-    return {
-        name: collapsed_posterior(decoder_of(values, name), found, work=work)
-        for name, found in stats.items()
-    }
-
-
-class PaperObjective:
-    """−(λ1·L_emb + λ2·L_KL) on mini-batches, q(i_k) free: the paper's objective literally.
-
-    q starts at the prior (m_k = 0, S_k = I, whitened); batches depend on seed and epoch only.
-    Differs from the paper: outputs are standardised by one scale per modality, so that the kernel's
-    amplitude of 1 has a meaning; the start is the same PCA as the default's.
-    """
-
-    betas = (0.9, 0.999)
-
-    def __init__(self, task: Task, options: Options, team: Team) -> None:
-        if team.size > 1:
-            raise InputError(
-                "the paper's objective steps on small batches and is not data-parallel. "
-                "Run it in one process, or use the default preset."
-            )
-        self.task, self.options = task, options
-        self.per_epoch = math.ceil(task.n_pairs / options.batch_size)
-        self.n_steps = options.epochs * self.per_epoch
-        self.work = getattr(torch, options.precision)
-
-    def first_values(self) -> Values:
-        values = {LATENTS: self.task.latents.to(self.work)}
-        for name, decoder in self.task.decoders.items():
-            values |= {f"{name}.{k}": v.to(self.work) for k, v in decoder.named().items()}
-            M, D = len(decoder.inducing), len(decoder.mean)
-            eye = torch.eye(M, dtype=self.work, device=decoder.mean.device)
-            values[f"{name}.q_mean"] = torch.zeros(M, D, dtype=self.work, device=eye.device)
-            values[f"{name}.q_factor"] = eye.repeat(D, 1, 1)
-        return values
-
-    def batch(self, step: int) -> Tensor:
-        """Row numbers of a step: a fresh permutation each epoch."""
-        epoch, place = divmod(step, self.per_epoch)
-        order = np.random.default_rng([self.options.seed, epoch]).permutation(self.task.n_pairs)
-        size = self.options.batch_size
-        return torch.as_tensor(order[place * size : (place + 1) * size])
-
-    def evaluate(self, step: int, values: Values) -> Evaluation:
-        leaves = {name: value.detach().requires_grad_() for name, value in values.items()}
-        index = self.batch(step)
-        elbos, moments = {}, {}
-        for name, data in self.task.data.items():
-            elbos[name], moments[name] = elbo.elbo(
-                leaves[LATENTS][index],
-                data.Y[index],
-                decoder_of(leaves, name),
-                leaves[f"{name}.q_mean"],
-                torch.tril(leaves[f"{name}.q_factor"]),
-                self.task.n_pairs,
-            )
-        o = self.options
-        loss = elbo.total_loss(elbos, moments, self.task.n_pairs, o.lambda1, o.lambda2)
-        found = torch.autograd.grad(-loss, list(leaves.values()))
-        gradient = dict(zip(leaves, found, strict=True))
-        if not o.fit_amplitude:
-            for name in self.task.data:
-                gradient[f"{name}.log_amplitude2"].zero_()
-        total = float(torch.stack([e.detach() for e in elbos.values()]).sum())
-        return Evaluation(total, gradient, lambda: self.posteriors(values))
-
-    def posteriors(self, values: Values) -> dict[str, Posterior]:
-        return {
-            name: free_posterior(
-                decoder_of({k: v.double() for k, v in values.items()}, name),
-                values[f"{name}.q_mean"],
-                torch.tril(values[f"{name}.q_factor"]),
-            )
-            for name in self.task.data
-        }
-
-    def rate(self, step: int) -> float:
-        return 1.0
-
-
-def free_posterior(decoder: Decoder, q_mean: Tensor, q_factor: Tensor) -> FreePosterior:
-    """A decoder with a q of its own."""
-    L = inducing_cholesky(decoder, JITTER)
-    eye = torch.eye(len(L), dtype=L.dtype, device=L.device)
-    P = torch.linalg.solve_triangular(L, eye, upper=False)
-    return FreePosterior(decoder, P, q_mean, q_factor)
-
-
-def objective_for(task: Task, options: Options, team: Team) -> CollapsedObjective | PaperObjective:
-    """The objective that the options name."""
-    kind = CollapsedObjective if options.objective == "collapsed" else PaperObjective
-    return kind(task, options, team)
+KIND, SCHEMA_VERSION = "fusevlm.adapter.Checkpoint", 1
+CHECKPOINTS = "checkpoints"  # a folder of the adapter's
+KEEP = 2
 
 
 @dataclass
@@ -369,7 +80,7 @@ def train(
     """Adam from ``state`` until the steps, the patience or the numbers run out."""
     clock = time.monotonic() - state.seconds
     begun_at, begun = state.step, time.monotonic()
-    marks = _landmark_latents(task, options.seed)
+    marks = infer.landmark_latents(task.latents, [options.seed, 1])
     while not state.finished:
         found = objective.evaluate(state.step, state.values)
         _refuse_divergence(task, options, state, found.objective)
@@ -431,11 +142,6 @@ def _refuse_divergence(task: Task, options: Options, state: State, objective: fl
         )
 
 
-def _landmark_latents(task: Task, seed: int) -> Tensor:
-    order = np.random.default_rng([seed, 1]).permutation(task.n_pairs)[:N_LANDMARKS]
-    return task.latents[torch.as_tensor(np.sort(order))]
-
-
 def _look_at_held_out(
     task: Task,
     options: Options,
@@ -464,3 +170,98 @@ def _look_at_held_out(
     if value > state.best_held_out:
         state.best_held_out, state.best_step = value, state.step
         state.best = {name: v.clone() for name, v in state.values.items()}
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A :class:`State` as arrays, with what it may be resumed for."""
+
+    options: dict[str, Any]
+    fingerprint: str
+    n_pairs: int
+    step: int
+    arrays: dict[str, dict[str, Any]]  # values, first, second, best: by parameter name
+    held_latents: Any
+    best_held_out: float
+    best_step: int
+    stale: int
+    seconds: float
+    finished: str
+    history: dict[str, list[float]]
+
+
+_PLAIN = ("step", "best_held_out", "best_step", "stale", "seconds", "finished", "history")
+_GROUPS = ("values", "first", "second", "best")
+
+
+def save_checkpoint(folder: Path, state: State, task: Task, options: Options, team: Team) -> None:
+    """Write the whole state; every rank calls it, rank 0 writes."""
+
+    def gathered(values: Values) -> dict[str, Any]:
+        return {
+            name: (team.gather(v, task.n_pairs) if name == LATENTS else v).cpu().numpy()
+            for name, v in values.items()
+        }
+
+    groups = {name: getattr(state, name) for name in _GROUPS}
+    arrays = {name: gathered(values) for name, values in groups.items() if values is not None}
+    if team.rank != 0:
+        return
+    held = None if state.held_latents is None else state.held_latents.cpu().numpy()
+    saved = Checkpoint(
+        options=asdict(options),
+        fingerprint=task.fingerprint,
+        n_pairs=task.n_pairs,
+        arrays=arrays,
+        held_latents=held,
+        **{name: getattr(state, name) for name in _PLAIN},
+    )
+    save_numbered(folder / CHECKPOINTS, state.step, KIND, SCHEMA_VERSION, saved, keep=KEEP)
+
+
+def load_checkpoint(
+    folder: Path, task: Task, options: Options, team: Team, *, fresh: bool = False
+) -> State | None:
+    """The newest whole checkpoint of this very task, None if there is none; others are refused.
+
+    ``fresh`` removes what is there.
+    """
+    home, device = folder / CHECKPOINTS, task.latents.device
+    if fresh and team.rank == 0:
+        remove_numbered(home)
+    team.sum(torch.zeros(1))  # nobody looks before rank 0 has cleared
+    found = load_newest(home, KIND, SCHEMA_VERSION, Checkpoint)
+    if found is None:
+        return None
+    _refuse_other(found, home, task, options)
+
+    def own(name: str, value: Any) -> Tensor:
+        rows = value[team.rows(task.n_pairs)] if name == LATENTS else value
+        return torch.tensor(rows, device=device)
+
+    groups: dict[str, Any] = {
+        group: {name: own(name, value) for name, value in values.items()}
+        for group, values in found.arrays.items()
+    }
+    held = found.held_latents
+    return State(
+        held_latents=None if held is None else torch.as_tensor(held, device=device),
+        **groups,
+        **{name: getattr(found, name) for name in _PLAIN},
+    )
+
+
+def _refuse_other(found: Checkpoint, home: Path, task: Task, options: Options) -> None:
+    wanted = asdict(options)
+    changed = sorted(name for name in wanted if found.options.get(name) != wanted[name])
+    if changed:
+        was = ", ".join(f"{n}={found.options.get(n)!r} (now {wanted[n]!r})" for n in changed)
+        raise ArtefactError(
+            f"{home} was made with other options: {was}. Use the same options, another folder, or "
+            f"--fresh to start again."
+        )
+    if found.fingerprint != task.fingerprint:
+        raise ArtefactError(
+            f"{home} was made from other embeddings. Use the same pairs, another folder, or "
+            f"--fresh to start again."
+        )

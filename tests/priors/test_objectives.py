@@ -5,7 +5,7 @@ import torch
 from adapter_worlds import gpytorch, make_decoder
 
 from fusevlm.errors import InputError
-from fusevlm.priors.gp import bound, elbo
+from fusevlm.priors.gp import bound, objectives
 from fusevlm.priors.gp.posterior import collapsed_posterior
 
 N, M, Q, D = 40, 9, 2, 4
@@ -54,7 +54,7 @@ def test_elbo_equals_gpytorch_variational_elbo():
         model = Svgp(j)
         mll = gpytorch.mlls.VariationalELBO(likelihood, model, num_data=10 * N)
         total += mll(model(X), Y[:, j]).item() * 10 * N
-    ours, _ = elbo.elbo(X, Y, decoder, m, T, 10 * N, jitter=0.0)
+    ours, _ = objectives.elbo(X, Y, decoder, m, T, 10 * N, jitter=0.0)
     assert float(ours) == pytest.approx(total, rel=1e-5)
 
 
@@ -66,9 +66,9 @@ def test_the_collapsed_bound_is_the_elbo_at_the_best_q():
     V = (best.P @ L).T  # P = VᵀL⁻¹
     m_best = V @ best.mean_map
     S = torch.einsum("mj,jd,nj->dmn", V, best.spread_map, V)
-    at_best, _ = elbo.elbo(X, Y, decoder, m_best, torch.linalg.cholesky(S), N)
+    at_best, _ = objectives.elbo(X, Y, decoder, m_best, torch.linalg.cholesky(S), N)
     assert float(at_best) == pytest.approx(float(found.value), rel=1e-9)
-    elsewhere, _ = elbo.elbo(X, Y, decoder, m, T, N)
+    elsewhere, _ = objectives.elbo(X, Y, decoder, m, T, N)
     assert float(elsewhere) < float(found.value)
 
 
@@ -83,10 +83,10 @@ def test_symmetrised_kl_against_monte_carlo():
     one = (p.log_prob(at_p) - q.log_prob(at_p)).sum(1)
     other = (q.log_prob(at_q) - p.log_prob(at_q)).sum(1)
     both = 0.5 * (one + other)
-    ours = float(elbo.symmetrised_kl(mean_p, v_p, mean_q, v_q))
+    ours = float(objectives.symmetrised_kl(mean_p, v_p, mean_q, v_q))
     assert ours == pytest.approx(float(both.mean()), abs=4 * float(both.std()) / 400_000**0.5)
 
 
 def test_kl_of_unequal_widths_is_refused():
     with pytest.raises(InputError, match="equal width; got 3 and 4"):
-        elbo.symmetrised_kl(*[torch.ones(1, 3)] * 2, *[torch.ones(1, 4)] * 2)
+        objectives.symmetrised_kl(*[torch.ones(1, 3)] * 2, *[torch.ones(1, 4)] * 2)

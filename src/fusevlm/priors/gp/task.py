@@ -1,16 +1,26 @@
-"""Where training starts: units, PCA latents, k-means inducing points, residual noise."""
+"""What training is given: embeddings in standardised units, and where it starts.
+
+The start: PCA latents, k-means inducing points, as noise what a linear map leaves.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fusevlm.priors.gp.bound import CHUNK, Decoder
+from fusevlm.errors import InputError
+from fusevlm.priors.gp.bound import CHUNK, Decoder, Rows, rows
+from fusevlm.priors.gp.options import Options
+from fusevlm.priors.gp.parallel import Team
 from fusevlm.priors.interface import Embeddings
+
+MOST_HELD_OUT = 500
 
 
 @dataclass(frozen=True)
@@ -99,3 +109,85 @@ def first_decoder(X: Tensor, Y: Tensor, M: int, seed: int, *, ard: bool) -> Deco
         log_noise=residual.log(),
         mean=torch.zeros(Y.shape[1], dtype=torch.float64, device=X.device),
     )
+
+
+@dataclass(frozen=True)
+class Task:
+    """Everything training needs, in standardised units; rows are this process's own."""
+
+    data: dict[str, Rows]
+    held_out: dict[str, Tensor]  # empty when none
+    units: dict[str, Units]
+    latents: Tensor  # [N, Q], the PCA start of all processes' pairs
+    decoders: dict[str, Decoder]
+    n_pairs: int
+    fingerprint: str  # of the embeddings, so that a checkpoint of other data is refused
+
+    @property
+    def widths(self) -> dict[str, int]:
+        return {name: int(data.Y.shape[1]) for name, data in self.data.items()}
+
+    def per_output(self, objective: float) -> float:
+        """Nat per pair and output, in embedding units (not standardised ones)."""
+        widths = self.widths
+        log_scale = sum(D * math.log(float(self.units[n].scale)) for n, D in widths.items())
+        return (objective / self.n_pairs - log_scale) / sum(widths.values())
+
+
+def prepare(
+    pairs: Mapping[str, Embeddings], options: Options, team: Team, device: torch.device
+) -> Task:
+    """Split off held-out pairs, standardise, start from PCA; every rank computes the same"""
+    size = len(next(iter(pairs.values())))
+    n_held = min(MOST_HELD_OUT, round(options.held_out * size))
+    n_train = size - n_held
+    if n_train < options.n_inducing:
+        raise InputError(
+            f"{n_train} training pairs ({n_held} more held out) are fewer than "
+            f"{options.n_inducing} inducing points. Add pairs, or lower n_inducing."
+        )
+    if n_train <= options.n_latent:
+        raise InputError(
+            f"{n_train} training pairs cannot start {options.n_latent} latent dimensions. "
+            f"Add pairs, or lower n_latent."
+        )
+    order = np.random.default_rng(options.seed).permutation(size)
+    train, held = np.sort(order[n_held:]), np.sort(order[:n_held])
+    work = getattr(torch, options.precision)
+    scales, whole, apart = {}, {}, {}
+    for name, embeddings in pairs.items():
+        Y = as_tensor(embeddings[train] if n_held else embeddings, device)
+        scales[name] = units(Y)
+        if not float(scales[name].scale) > 0.0:
+            raise InputError(f"all {name} embeddings are equal; nothing can be learnt from them.")
+        whole[name] = standardise(Y, scales[name], work)
+        if n_held:
+            rest = as_tensor(embeddings[held], device)
+            apart[name] = standardise(rest, scales[name], work)
+    X = principal_latents(list(whole.values()), options.n_latent, options.seed)
+    decoders = {
+        name: first_decoder(X, Y, options.n_inducing, options.seed, ard=options.ard)
+        for name, Y in whole.items()
+    }
+    own = team.rows(n_train)
+    return Task(
+        data={
+            name: rows(Y if team.size == 1 else Y[own].clone(), team.sum)
+            for name, Y in whole.items()
+        },
+        held_out=apart,
+        units=scales,
+        latents=X,
+        decoders=decoders,
+        n_pairs=n_train,
+        fingerprint=_fingerprint(pairs),
+    )
+
+
+def _fingerprint(pairs: Mapping[str, Embeddings]) -> str:
+    digest = hashlib.sha256()
+    for name, embeddings in pairs.items():
+        digest.update(f"{name} {embeddings.shape} {embeddings.dtype}".encode())
+        for begin in range(0, len(embeddings), 8192):
+            digest.update(np.ascontiguousarray(embeddings[begin : begin + 8192]).tobytes())
+    return digest.hexdigest()

@@ -1,0 +1,178 @@
+"""Distances to the training embeddings: references that need no training."""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar, Self
+
+import numpy as np
+
+from fusevlm import checks, store
+from fusevlm.checks import FloatArray
+from fusevlm.errors import InputError, NotFittedError
+from fusevlm.maths.covariance import oas_intensity
+from fusevlm.priors.interface import Embeddings, check_pairs
+
+SCHEMA_VERSION = 1
+MIGRATIONS: dict[int, store.Migration] = {}
+_QUERIES = 512  # at a time
+
+
+def mean_nearest_distance(queries: FloatArray, rows: FloatArray, k: int) -> FloatArray:
+    """Mean Euclidean distance of each query to its k nearest rows. Cost O(B·N·D)."""
+    squares = np.einsum("nd,nd->n", rows, rows)
+    found = np.empty(len(queries))
+    for start in range(0, len(queries), _QUERIES):
+        part = queries[start : start + _QUERIES]
+        d2 = np.einsum("bd,bd->b", part, part)[:, None] + squares - 2.0 * part @ rows.T
+        nearest = np.partition(d2, k - 1, axis=1)[:, :k]
+        found[start : start + _QUERIES] = np.sqrt(np.maximum(nearest, 0.0)).mean(axis=1)
+    return found
+
+
+@dataclass(frozen=True)
+class Gaussian:
+    """Mean and inverse Cholesky factor of one modality's training embeddings."""
+
+    mean: FloatArray  # [D]
+    inverse_root: FloatArray  # [D, D], L⁻¹ with LLᵀ = Σ
+
+
+def fit_gaussian(rows: FloatArray) -> Gaussian:
+    """Mean and covariance (1 − ρ)·S + ρ·(tr S/D)·I with the OAS intensity ρ.
+
+    N is often below D: without shrinkage Σ has no inverse.
+    """
+    from scipy.linalg import cholesky, solve_triangular
+
+    N, D = rows.shape
+    mean = rows.mean(axis=0)
+    S = np.cov(rows, rowvar=False, bias=True).reshape(D, D)
+    if not np.ptp(rows, axis=0).any():
+        raise InputError("all training embeddings are equal; a covariance needs them to differ.")
+    rho = oas_intensity(S, N)
+    Sigma = (1.0 - rho) * S
+    Sigma[np.diag_indices(D)] += rho * float(np.trace(S)) / D
+    L = cholesky(Sigma, lower=True)
+    return Gaussian(mean, np.asarray(solve_triangular(L, np.eye(D), lower=True)))
+
+
+def mahalanobis(rows: FloatArray, gaussian: Gaussian) -> FloatArray:
+    """√[(z − m)ᵀΣ⁻¹(z − m)/D] of each row: about 1 for rows like the training ones."""
+    white = (rows - gaussian.mean) @ gaussian.inverse_root.T
+    return np.asarray(np.sqrt(np.mean(white * white, axis=1)))
+
+
+class _DistancePrior(ABC):
+    """What the two priors share; the fields of ``_Saved`` are their attributes."""
+
+    primary = "distance"
+    norm: str
+    _manifest: ClassVar[str]
+    _Saved: ClassVar[type]
+
+    @abstractmethod
+    def _learn(self, pairs: dict[str, Embeddings]) -> None: ...
+
+    @abstractmethod
+    def _widths(self) -> dict[str, int]: ...
+
+    @abstractmethod
+    def _distance(self, name: str, rows: FloatArray) -> FloatArray: ...
+
+    def fit(self, image: Any = None, text: Any = None) -> Self:
+        """Learn the training embeddings of each modality."""
+        self._learn(check_pairs(image, text, norm=self.norm))
+        return self
+
+    def statistics(self, image: Any = None, text: Any = None) -> dict[str, FloatArray]:
+        """Distances of new embeddings, by name."""
+        widths = self._widths()
+        if not widths:
+            raise NotFittedError("this prior has no training embeddings: call fit first.")
+        pairs = check_pairs(image, text, norm=self.norm, widths=widths)
+        each = {
+            f"distance_{name}": self._distance(name, rows.astype(np.float64))
+            for name, rows in pairs.items()
+        }
+        return {"distance": np.mean(list(each.values()), axis=0), **each}
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write to the folder ``path`` (JSON + safetensors)."""
+        saved = self._Saved(**{f.name: getattr(self, f.name) for f in fields(self._Saved)})
+        kind = f"fusevlm.{type(self).__name__}"
+        store.save_object(path, self._manifest, kind, SCHEMA_VERSION, saved)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Self:
+        """Read what :meth:`save` wrote; another schema is migrated or refused."""
+        kind, classes = f"fusevlm.{cls.__name__}", {"_Saved": cls._Saved, "Gaussian": Gaussian}
+        saved = store.load_object(path, cls._manifest, kind, SCHEMA_VERSION, classes, MIGRATIONS)
+        prior = cls()
+        vars(prior).update(vars(saved))
+        return prior
+
+
+class KnnPrior(_DistancePrior):
+    """s = mean over modalities of the mean distance to the k nearest training embeddings.
+
+    Statistics: ``distance`` (primary), ``distance_image``, ``distance_text``. Keeps all training
+    embeddings.
+    """
+
+    _manifest = "knn.json"
+
+    @dataclass(frozen=True)
+    class _Saved:
+        k: int
+        norm: str
+        rows: dict[str, Any]
+
+    def __init__(self, k: int = 10, *, norm: str = "unit") -> None:
+        self.k = checks.count(k, "k")
+        self.norm = norm
+        self.rows: dict[str, Embeddings] = {}
+
+    def _learn(self, pairs: dict[str, Embeddings]) -> None:
+        size = len(next(iter(pairs.values())))
+        if size < self.k:
+            raise InputError(f"{size} pairs are fewer than k = {self.k}. Use a smaller k.")
+        self.rows = pairs
+
+    def _widths(self) -> dict[str, int]:
+        return {name: rows.shape[1] for name, rows in self.rows.items()}
+
+    def _distance(self, name: str, rows: FloatArray) -> FloatArray:
+        return mean_nearest_distance(rows, self.rows[name].astype(np.float64), self.k)
+
+
+class MahalanobisPrior(_DistancePrior):
+    """s = mean over modalities of the Mahalanobis distance, per root dimension.
+
+    Statistics: ``distance`` (primary), ``distance_image``, ``distance_text``. Keeps one Gaussian a
+    modality.
+    """
+
+    _manifest = "mahalanobis.json"
+
+    @dataclass(frozen=True)
+    class _Saved:
+        norm: str
+        gaussians: dict[str, Gaussian]
+
+    def __init__(self, *, norm: str = "unit") -> None:
+        self.norm = norm
+        self.gaussians: dict[str, Gaussian] = {}
+
+    def _learn(self, pairs: dict[str, Embeddings]) -> None:
+        if len(next(iter(pairs.values()))) < 2:
+            raise InputError("one pair has no covariance; expected at least 2.")
+        self.gaussians = {n: fit_gaussian(rows.astype(np.float64)) for n, rows in pairs.items()}
+
+    def _widths(self) -> dict[str, int]:
+        return {name: len(gaussian.mean) for name, gaussian in self.gaussians.items()}
+
+    def _distance(self, name: str, rows: FloatArray) -> FloatArray:
+        return mahalanobis(rows, self.gaussians[name])
