@@ -4,6 +4,8 @@ import json
 
 import numpy as np
 import pytest
+from fusevlm.store.embeddings import KIND as EMBEDDINGS
+from fusevlm.store.embeddings import read_embeddings
 from tests.models.conftest import make_picture, make_query
 
 from fusevlm.cli import main
@@ -11,8 +13,6 @@ from fusevlm.data.tables import read_queries
 from fusevlm.errors import InputError
 from fusevlm.models.huggingface import HuggingFace
 from fusevlm.models.temperatures import stratified
-from fusevlm.store.embeddings import KIND as EMBEDDINGS
-from fusevlm.store.embeddings import read_embeddings
 from fusevlm.store.generations import read_generations
 from fusevlm.store.parts import read_parts
 from fusevlm.testing import tiny

@@ -1,9 +1,9 @@
 import pytest
+from fusevlm.pipeline.ablations import ABLATIONS
+from fusevlm.pipeline.bench_config import parse_criterion, read_bench
 
 from fusevlm.errors import InputError
 from fusevlm.pipeline import cost
-from fusevlm.pipeline.ablations import ABLATIONS
-from fusevlm.pipeline.bench_config import parse_criterion, read_bench
 
 TOML = """
 [bench]

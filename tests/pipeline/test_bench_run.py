@@ -4,12 +4,12 @@ import dataclasses
 import json
 
 import pytest
+from fusevlm.pipeline.bench_config import Bench, BenchConfig
 from tests.pipeline.conftest import TREE, make_run
 
 from fusevlm.cli import main
 from fusevlm.pipeline import bench as bench_run
 from fusevlm.pipeline.bench import labels_by, run_bench, slug
-from fusevlm.pipeline.bench_config import Bench, BenchConfig
 from fusevlm.render import tables
 
 COMPARE = BenchConfig(

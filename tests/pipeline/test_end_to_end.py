@@ -5,6 +5,7 @@ import re
 
 import numpy as np
 import pytest
+from fusevlm.store.embeddings import read_embeddings
 from tests.models.conftest import make_picture
 from tests.pipeline.tiny_models import CONFIG, save_models, save_queries
 
@@ -21,7 +22,6 @@ from fusevlm.pipeline import sample
 from fusevlm.pipeline.data import read_queries_of
 from fusevlm.pipeline.run import states
 from fusevlm.priors.gp.adapter import GpAdapter
-from fusevlm.store.embeddings import read_embeddings
 from fusevlm.store.generations import read_generations
 
 

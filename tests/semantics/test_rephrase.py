@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from factory.models import ASK
 from tests.models.conftest import make_query
 
+from factory.models import ASK
 from fusevlm.errors import InputError
 from fusevlm.models.huggingface import HuggingFace
 from fusevlm.models.protocol import Decoding

@@ -10,7 +10,7 @@ import numpy as np
 
 from fusevlm.checks import extra
 from fusevlm.errors import ArtefactError, InputError
-from fusevlm.store.embeddings import read_embeddings
+from fusevlm.store.generations import read_embeddings
 
 LAYOUTS = (
     "run folder of fusevlm embed, .parquet (columns image and text, lists of numbers), "
