@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from fusevlm.checks import FloatArray
-from fusevlm.fuse.weights import balance_by_median
+from fusevlm.fuse.evidence import balance_by_median
 from fusevlm.scores._sequences import Sequences, sequences
 from fusevlm.scores._stacks import by_size, gram, mean_log_eigenvalue
 from fusevlm.scores.interface import Inputs, given
