@@ -9,13 +9,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fusevlm import metrics, simulate, thresholds
+    from fusevlm import metrics
     from fusevlm.assistant import load
     from fusevlm.errors import FuseError
+    from fusevlm.fuse import simulate, thresholds
     from fusevlm.fuse.estimator import Fuse
     from fusevlm.maths.evidence import semantic_evidence
     from fusevlm.maths.wishart import wishart_moments
-    from fusevlm.types import Decisions, Samples, Scores
+    from fusevlm.types import Decisions, Queries, Samples, Scores
 
 __version__ = "0.1.0"
 
@@ -23,6 +24,7 @@ __all__ = [
     "Decisions",
     "Fuse",
     "FuseError",
+    "Queries",
     "Samples",
     "Scores",
     "__version__",
@@ -38,6 +40,7 @@ _HOME = {
     "Decisions": "fusevlm.types:Decisions",
     "Fuse": "fusevlm.fuse.estimator:Fuse",
     "FuseError": "fusevlm.errors:FuseError",
+    "Queries": "fusevlm.types:Queries",
     "Samples": "fusevlm.types:Samples",
     "Scores": "fusevlm.types:Scores",
     "load": "fusevlm.assistant:load",

@@ -12,6 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from hashlib import blake2b
+from html import escape
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -93,6 +95,20 @@ class Samples:
     def n_distinct(self) -> int:
         """How many different texts were sampled."""
         return len(set(self.texts))
+
+    @property
+    def fingerprint(self) -> int | None:
+        """64 bits of texts and log-probabilities; None without log-probabilities.
+
+        Texts alone do not tell queries apart: many are answered "yes", "yes", "yes".
+        """
+        rows = [*(self.token_logprobs or ())]
+        rows += [] if self.answer_logprobs is None else [self.answer_logprobs]
+        if not rows:
+            return None
+        texts = "\0".join(self.texts).encode(errors="surrogatepass")
+        digest = blake2b(b"".join([texts, *(row.tobytes() for row in rows)]), digest_size=8)
+        return int.from_bytes(digest.digest(), "little", signed=True)
 
     def first(self, n: int) -> Samples:
         """The first n samples, the judged answer unchanged."""
@@ -230,7 +246,7 @@ class Semantics:
         )
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Queries:
     """N queries and all that is known of them: the one table from the data stage to the figures.
 
@@ -293,6 +309,29 @@ class Queries:
 
     def __len__(self) -> int:
         return len(self.ids)
+
+    def __repr__(self) -> str:
+        return display(f"{len(self)} queries", self._facts())
+
+    def _repr_html_(self) -> str:
+        return display_html(f"{len(self)} queries", self._facts())
+
+    def _facts(self) -> dict[str, str]:
+        share = None if self.wrong is None else float(np.mean(self.wrong))
+        names = {kind: ", ".join(getattr(self, kind)) for kind in ("prior", "evidence", "inputs")}
+        shown = {kind: text for kind, text in names.items() if text}
+        return {"wrong": "unknown" if share is None else f"{share:.1%}", **shown}
+
+    @property
+    def s(self) -> FloatArray:
+        """The only prior statistic [N]."""
+        if len(self.prior) != 1:
+            raise InputError(
+                f"s is the only prior statistic, but these queries have {len(self.prior)}"
+                f"{': ' * bool(self.prior)}{', '.join(self.prior)}. Name one: queries.prior[name]."
+            )
+        (found,) = self.prior.values()
+        return np.asarray(found)
 
     def take(self, index: Any) -> Queries:
         """Some rows as a table of their own, without ``fit``."""
@@ -375,8 +414,52 @@ def _rows(value: Any, size: int) -> IntArray:
     return rows.astype(np.int64)
 
 
-@dataclass(frozen=True, eq=False)
-class Scores:
+def display(title: str, facts: Mapping[str, str]) -> str:
+    """A title and a line per fact, for a terminal."""
+    width = max(map(len, facts), default=0)
+    return "\n".join([title, *(f"  {name:<{width}}  {text}" for name, text in facts.items())])
+
+
+def display_html(title: str, facts: Mapping[str, str]) -> str:
+    """The same for a notebook; everything is escaped."""
+    rows = (f"<tr><th>{escape(k)}</th><td>{escape(v)}</td></tr>" for k, v in facts.items())
+    return f"<table><caption>{escape(title)}</caption>{''.join(rows)}</table>"
+
+
+class _Columns:
+    """One row per query: what :class:`Scores` and :class:`Decisions` share."""
+
+    def columns(self) -> dict[str, np.ndarray[Any, Any]]:
+        raise NotImplementedError
+
+    def _facts(self) -> dict[str, str]:
+        raise NotImplementedError
+
+    def __len__(self) -> int:
+        return len(self.columns()["u"])
+
+    def to_pandas(self) -> pd.DataFrame:
+        """One row per query as a pandas DataFrame (extra ``frames``)."""
+        frames = checks.extra("pandas", "to_pandas()", "frames")
+        table: pd.DataFrame = frames.DataFrame(self.columns())
+        return table
+
+    def to_arrow(self) -> pa.Table:
+        """One row per query as an Arrow table (extra ``frames``)."""
+        return checks.extra("pyarrow", "to_arrow()", "frames").table(self.columns())
+
+    def _title(self) -> str:
+        return f"{type(self).__name__} of {len(self)} queries"
+
+    def __repr__(self) -> str:
+        return display(self._title(), self._facts())
+
+    def _repr_html_(self) -> str:
+        return display_html(self._title(), self._facts())
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Scores(_Columns):
     """Per-query results; every array has one entry per query.
 
     m_post and sigma_post follow from the other columns by one update (:mod:`fusevlm.maths.fusion`):
@@ -400,31 +483,27 @@ class Scores:
     jitter: FloatArray  # absolute, added before the weights; NaN where no log-det was taken
     parts: Mapping[str, FloatArray] = field(default_factory=dict)  # raw evidence by name
     shares: Mapping[str, FloatArray] = field(default_factory=dict)  # its share of the precision
-
-    def __len__(self) -> int:
-        return len(self.u)
+    fit: str = ""  # which fit made them; another fit's are refused
 
     def columns(self) -> dict[str, np.ndarray[Any, Any]]:
         """All columns by name, the named evidence as ``evidence_NAME`` and ``share_NAME``."""
-        flat = {f.name: getattr(self, f.name) for f in fields(self)}
+        flat = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "fit"}
         parts, shares = flat.pop("parts"), flat.pop("shares")
         flat |= {f"evidence_{name}": values for name, values in parts.items()}
         flat |= {f"share_{name}": values for name, values in shares.items()}
         return flat
 
-    def to_pandas(self) -> pd.DataFrame:
-        """One row per query as a pandas DataFrame (extra ``frames``)."""
-        frames = checks.extra("pandas", "to_pandas()", "frames")
-        table: pd.DataFrame = frames.DataFrame(self.columns())
-        return table
-
-    def to_arrow(self) -> pa.Table:
-        """One row per query as an Arrow table (extra ``frames``)."""
-        return checks.extra("pyarrow", "to_arrow()", "frames").table(self.columns())
+    def _facts(self) -> dict[str, str]:
+        return {
+            "u": f"{self.u.min():.3g} to {self.u.max():.3g}, mean {self.u.mean():.3g}",
+            "evidence": ", ".join(self.parts) or "unnamed",
+            "prior's weight": f"{np.median(self.prior_weight):.3g} (median)",
+            "out of range": f"{int(self.out_of_range.sum())} queries",
+        }
 
 
-@dataclass(frozen=True, eq=False)
-class Decisions:
+@dataclass(frozen=True, eq=False, repr=False)
+class Decisions(_Columns):
     """Answer or abstain, per query, and the rule that decided."""
 
     answer: BoolArray  # True: answer; False: abstain
@@ -439,3 +518,11 @@ class Decisions:
     def coverage(self) -> float:
         """Share of these queries that is answered."""
         return float(np.mean(self.answer))
+
+    def columns(self) -> dict[str, np.ndarray[Any, Any]]:
+        """u and the decision of each query."""
+        return {"u": self.u, "answer": self.answer}
+
+    def _facts(self) -> dict[str, str]:
+        answered = f"{int(self.answer.sum())} of {len(self)} ({self.coverage:.1%})"
+        return {"answered": answered, **self.threshold.facts()}

@@ -201,9 +201,9 @@ def test_a_stage_alone_needs_those_before_it(run):
     runs.remove_stage(folder, "evaluate")
     with pytest.raises(ArtefactError, match="report needs evaluate, which is missing"):
         run_stages(folder, config, only="report")
-    with pytest.raises(InputError, match="stage 'scores' is not known. Did you mean 'score'"):
+    with pytest.raises(InputError, match=r"stage 'scores' is not known\. Did you mean 'score'"):
         run_stages(folder, config, only="scores")
-    with pytest.raises(InputError, match="stage 'scores' is not known. Did you mean 'score'"):
+    with pytest.raises(InputError, match=r"stage 'scores' is not known\. Did you mean 'score'"):
         run_stages(folder, config, redo="scores")
 
 

@@ -168,7 +168,7 @@ def test_one_process_holds_a_folder(tmp_path):
 def test_damaged_and_foreign_parts_are_refused(tmp_path):
     write_generations(Parts(tmp_path, KIND), 0, [Generation("a", error="broken")])
     assert [g.error for g in read_generations(tmp_path)] == ["broken"]
-    with pytest.raises(ArtefactError, match="holds 'fusevlm.generations', not 'embeddings'"):
+    with pytest.raises(ArtefactError, match=r"holds 'fusevlm\.generations', not 'embeddings'"):
         list(read_parts(tmp_path, "embeddings"))
     note = tmp_path / "part-00000.json"
     part = json.loads(note.read_text())

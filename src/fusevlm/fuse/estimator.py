@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
 
 from fusevlm import checks, store
-from fusevlm.checks import BoolArray, FloatArray
+from fusevlm.checks import BoolArray, FloatArray, IntArray
 from fusevlm.errors import InputError, NotFittedError
-from fusevlm.fuse import probability, scalar, thresholds, vector
-from fusevlm.fuse.model import Batch, Model, fit_model, p_wrong, score_model
-from fusevlm.fuse.presets import Options, resolve
-from fusevlm.fuse.prior import Prior
+from fusevlm.fuse import arguments, probability, scalar, thresholds, vector
+from fusevlm.fuse.model import Model, fit_model, hashes, p_wrong, score_model
+from fusevlm.fuse.presets import PRESETS, Options, resolve
+from fusevlm.fuse.prior import Prior, Statistics
 from fusevlm.fuse.thresholds import GroupThresholds, RiskTable, Threshold
 from fusevlm.maths import whitening
-from fusevlm.types import Decisions, Samples, Scores
+from fusevlm.types import Decisions, Queries, Samples, Scores, display, display_html
 
-SCHEMA_VERSION = 1
-MIGRATIONS: dict[int, store.Migration] = {}
+logger = logging.getLogger(__name__)
+
+SCHEMA_VERSION = 2
 MANIFEST = "fuse.json"
 
 RULES: dict[str, Callable[..., Threshold]] = {
@@ -34,12 +36,13 @@ RULES: dict[str, Callable[..., Threshold]] = {
 
 @dataclass(frozen=True)
 class ThresholdData:
-    """Labelled scores from which thresholds are chosen, and candidates fixed without them."""
+    """Labelled scores from which thresholds are chosen."""
 
     u: FloatArray
     wrong: BoolArray
     apart: bool  # from the fit's queries; the paper reuses them
     groups: tuple[str, ...] | None
+    seen: IntArray = field(default_factory=lambda: np.zeros(0, np.int64))  # hashes of the queries
 
 
 @dataclass(frozen=True)
@@ -58,6 +61,7 @@ _CLASSES: dict[str, type] = {
         Model,
         ThresholdData,
         Prior,
+        Statistics,
         scalar.ScalarModel,
         vector.VectorModel,
         probability.MinMax,
@@ -71,156 +75,226 @@ _CLASSES: dict[str, type] = {
 }
 
 
-class Fuse:
-    """Bayesian fusion of an input-level prior statistic s and evidence from sampled responses.
+def _from_1(head: dict[str, Any]) -> dict[str, Any]:
+    """Schema 1 had at most one prior statistic, and kept no hashes of its queries."""
+    saved = head["content"]["fields"]
+    model = saved["model"]["fields"]
+    one = [1.0] * bool(model.pop("uses_s"))
+    names, mean, sd = ({"tuple": v} for v in (["s"] * len(one), [0.0] * len(one), one))
+    model["statistics"] = {
+        "type": "Statistics",
+        "fields": {"names": names, "mean": mean, "sd": sd},
+    }
+    model |= {"input_widths": {"map": {}}, "labelled": saved["threshold_data"] is not None}
+    return {**head, "schema_version": 2}
 
-    >>> fuse = Fuse("practical").fit(samples, s, wrong)          # doctest: +SKIP
-    >>> fuse.predict_proba(new_samples, new_s)                   # doctest: +SKIP
-    >>> fuse.decide(new_samples, new_s, risk=0.2).answer         # doctest: +SKIP
+
+MIGRATIONS: dict[int, store.Migration] = {1: _from_1}
+
+
+class Fuse:
+    """Bayesian fusion of input-level prior statistics and evidence from sampled responses.
+
+    >>> fuse = Fuse("practical").fit(samples, wrong, s=s)        # doctest: +SKIP
+    >>> fuse.predict_proba(new_samples, s=new_s)                 # doctest: +SKIP
+    >>> fuse.decide(new_samples, s=new_s, risk=0.2).answer       # doctest: +SKIP
 
     ``preset`` is ``practical`` (default) or ``paper``; any option of
     :class:`fusevlm.fuse.presets.Options` can be set on top of it.
+
+    What is known of the queries, in every method:
+
+    samples  one :class:`Samples` per query; or a whole :class:`Queries`, which brings its own rest
+    wrong    [N] 1 where the judged answer was wrong, 0 where it was right; None: no labels
+    s        prior statistics: [N], [N, p] or {name: [N]}. Of several, the mean of the columns is
+             used, each standardised on the calibration queries. None: evidence only
+    inputs   embeddings of the inputs: [N, D] or {name: [N, D]}. Checked and kept, not used yet
+    extra    further evidence by name, {name: [N]}, larger = less sure
+    groups   names [N], where thresholds are wanted per group
     """
 
     def __init__(self, preset: str = "practical", **options: Any) -> None:
         self.preset = preset
+        self._given = options
         self.options = resolve(preset, options)
         self._model: Model | None = None
         self._threshold_data: ThresholdData | None = None
 
-    def __repr__(self) -> str:
-        state = "not fitted" if self._model is None else f"fitted on {self._model.n_calibration}"
-        return f"Fuse({self.preset!r}, {state})"
+    def get_params(self, deep: bool = True) -> dict[str, Any]:
+        """The preset and the options that were set on top of it, as scikit-learn's ``clone``."""
+        return {"preset": self.preset, **self._given}
+
+    def set_params(self, **params: Any) -> Fuse:
+        """Change the preset or options; what was fitted is forgotten."""
+        if params:
+            self.__init__(**{**self.get_params(), **params})  # type: ignore[misc]
+        return self
 
     @property
     def model(self) -> Model:
         """The fitted constants."""
         if self._model is None:
-            raise NotFittedError("this Fuse is not fitted yet; call fit(samples, s, wrong) first.")
+            raise NotFittedError(
+                "this Fuse is not fitted yet; call fit(samples, wrong, s=s) first."
+            )
         return self._model
 
     def fit(
         self,
-        samples: Sequence[Samples],
-        s: Any = None,
+        samples: Sequence[Samples] | Queries,
         wrong: Any = None,
         *,
+        s: Any = None,
+        inputs: Any = None,
         extra: Mapping[str, Any] | None = None,
         groups: Sequence[str] | None = None,
     ) -> Fuse:
         """Calibrate on queries; ``s=None`` means evidence only, ``wrong=None`` means no labels.
 
-        ``extra`` is further evidence by name, one value per query, larger = less sure.
-        ``groups`` names each query's group where thresholds are wanted per group.
         With labels the ``practical`` preset keeps half of the queries apart for the threshold, so
         that its guarantee holds; the ``paper`` preset uses all queries for everything.
         """
-        batch = _batch(samples, s, extra)
-        labels = None if wrong is None else checks.labels(wrong, length=len(batch))
-        names = _groups(groups, len(batch))
-        tune, apart = self._split(len(batch), labelled=labels is not None)
-        part = batch if not len(apart) else batch.take(tune)
-        self._model = fit_model(part, None if labels is None else labels[tune], self.options)
-        self._threshold_data = None
-        if labels is not None:
+        queries = arguments.calibration_of(samples, wrong=wrong, s=s, inputs=inputs, extra=extra)
+        names = arguments.groups_of(groups, len(queries))
+        labelled = queries.wrong is not None
+        tune, apart = self._split(len(queries), labelled=labelled)
+        model = fit_model(queries.take(tune) if len(apart) else queries, self.options)
+        data = None
+        if labelled:
             kept = apart if len(apart) else tune
-            scores = score_model(self._model, batch.take(kept), self.options, warn=False)
-            self._threshold_data = ThresholdData(
-                scores.u,
-                labels[kept],
-                len(apart) > 0,
-                None if names is None else tuple(names[i] for i in kept),
-            )
+            rest = queries.take(kept)
+            scores = score_model(model, rest, self.options, warn=False)
+            own = None if names is None else tuple(names[i] for i in kept)
+            data = ThresholdData(scores.u, rest.wrong, len(apart) > 0, own, hashes(rest))
+        self._model, self._threshold_data = model, data
         return self
 
     def fit_threshold(
         self,
-        samples: Sequence[Samples],
-        s: Any,
-        wrong: Any,
+        samples: Sequence[Samples] | Queries,
+        wrong: Any = None,
         *,
+        s: Any = None,
+        inputs: Any = None,
         extra: Mapping[str, Any] | None = None,
         groups: Sequence[str] | None = None,
     ) -> Fuse:
         """Choose thresholds on these labelled queries instead, none of which was in the fit."""
-        scores = self.score(samples, s, extra=extra)
-        labels = checks.labels(wrong, length=len(scores))
-        names = _groups(groups, len(scores))
+        statistics = self.model.statistics.names
+        queries = arguments.calibration_of(
+            samples, wrong=wrong, s=s, inputs=inputs, extra=extra, statistics=statistics
+        )
+        if queries.wrong is None:
+            raise InputError("fit_threshold needs labels: pass wrong=... (1 where wrong).")
+        names = arguments.groups_of(groups, len(queries))
+        scores = score_model(self.model, queries, self.options)
+        own = hashes(queries)
+        again = int(np.isin(own, self.model.seen).sum()) if self.model.labelled else 0
+        if again:
+            logger.warning(
+                "%d of %d queries were in the fit, labels included: thresholds from them have no "
+                "guarantee. Use other queries.",
+                again,
+                len(queries),
+            )
         self._threshold_data = ThresholdData(
-            scores.u, labels, True, None if names is None else tuple(names)
+            scores.u, queries.wrong, again == 0, None if names is None else tuple(names), own
         )
         return self
 
     def score(
-        self, samples: Sequence[Samples], s: Any = None, *, extra: Mapping[str, Any] | None = None
+        self,
+        samples: Sequence[Samples] | Queries,
+        *,
+        s: Any = None,
+        inputs: Any = None,
+        extra: Mapping[str, Any] | None = None,
     ) -> Scores:
         """Prior, evidence, posterior and u* of each query."""
-        return score_model(self.model, _batch(samples, s, extra), self.options)
+        names = self.model.statistics.names
+        queries = arguments.queries_of(samples, s=s, inputs=inputs, extra=extra, statistics=names)
+        self._warn_of_seen(queries)
+        return score_model(self.model, queries, self.options)
 
     def predict_proba(
         self,
-        samples: Sequence[Samples] | Scores,
-        s: Any = None,
+        samples: Sequence[Samples] | Queries | Scores,
         *,
+        s: Any = None,
+        inputs: Any = None,
         extra: Mapping[str, Any] | None = None,
     ) -> FloatArray:
         """P(wrong) of each query [N]; also takes what :meth:`score` returned."""
-        return p_wrong(self.model, self._scored(samples, s, extra))
+        return p_wrong(self.model, self._scored(samples, s=s, inputs=inputs, extra=extra))
 
     def decide(
         self,
-        samples: Sequence[Samples] | Scores,
-        s: Any = None,
+        samples: Sequence[Samples] | Queries | Scores,
         *,
         risk: float = 0.2,
         delta: float = 0.1,
         rule: str | None = None,
+        s: Any = None,
+        inputs: Any = None,
         extra: Mapping[str, Any] | None = None,
         groups: Sequence[str] | None = None,
     ) -> Decisions:
         """Answer iff u* ≤ θ, θ chosen for ``risk`` on the labelled calibration queries.
 
         Under the preset's rule (``practical``: Learn-then-Test) the error rate among answered
-        queries is at most ``risk`` with probability 1 − ``delta`` over the calibration set.
+        queries is at most ``risk`` with probability 1 − ``delta`` over the calibration set. Also
+        takes what :meth:`score` returned.
         """
-        threshold = self.threshold(risk=risk, delta=delta, rule=rule, per_group=groups is not None)
-        u = self._scored(samples, s, extra).u
-        if isinstance(threshold, GroupThresholds):
-            assert groups is not None
-            return Decisions(threshold.answers(u, [str(g) for g in groups]), u, threshold)
-        return Decisions(threshold.answers(u), u, threshold)
+        wanted: dict[str, Any] = {"risk": risk, "delta": delta, "rule": rule}
+        if groups is None:
+            theta = self.threshold(**wanted)
+            u = self._scored(samples, s=s, inputs=inputs, extra=extra).u
+            return Decisions(theta.answers(u), u, theta)
+        each = self.group_thresholds(**wanted)
+        u = self._scored(samples, s=s, inputs=inputs, extra=extra).u
+        return Decisions(each.answers(u, arguments.groups_of(groups, len(u)) or []), u, each)
 
     def threshold(
-        self,
-        *,
-        risk: float = 0.2,
-        delta: float = 0.1,
-        rule: str | None = None,
-        per_group: bool = False,
-    ) -> Threshold | GroupThresholds:
-        """The threshold that :meth:`decide` uses; per group if the groups were given to the fit."""
-        data = self._labelled()
-        name = checks.choice(rule or self.options.rule, "rule", tuple(RULES))
-        options: dict[str, Any] = {"risk": risk}
-        if name != "empirical":
-            options["delta"] = delta
-        gridded = data.apart and name in ("learn_then_test", "clopper_pearson")
-        if not per_group:
-            if gridded:
-                options["grid"] = self._grid(len(data.u), risk, delta)
-            return RULES[name](data.u, data.wrong, **options)
+        self, *, risk: float = 0.2, delta: float = 0.1, rule: str | None = None
+    ) -> Threshold:
+        """The threshold that :meth:`decide` uses.
+
+        Where weights and threshold saw the same labels (``threshold_share=0``) the true risk
+        exceeds the wanted one far more often than ``delta``: ``guaranteed_risk`` is then None.
+        """
+        data, name = self._labelled(), self._rule(rule)
+        options: dict[str, Any] = {"risk": risk} | ({} if name == "empirical" else {"delta": delta})
+        if data.apart and name in ("learn_then_test", "clopper_pearson"):
+            options["grid"] = self._grid(len(data.u), risk, delta)
+        found = RULES[name](data.u, data.wrong, **options)
+        return found if self._guaranteed(data, name) else found.without_guarantee()
+
+    def group_thresholds(
+        self, *, risk: float = 0.2, delta: float = 0.1, rule: str | None = None
+    ) -> GroupThresholds:
+        """One threshold for each group that was named to the fit; see :meth:`threshold`."""
+        data, name = self._labelled(), self._rule(rule)
         if data.groups is None:
             raise NotFittedError("the fit had no groups; pass groups=... to fit().")
-        if gridded:
-            options["grid"] = self._grid
-        return thresholds.per_group(RULES[name], data.u, data.wrong, data.groups, **options)
+        gridded = data.apart and name in ("learn_then_test", "clopper_pearson")
+        found = thresholds.per_group(
+            RULES[name],
+            data.u,
+            data.wrong,
+            data.groups,
+            risk=risk,
+            delta=delta,
+            grid=self._grid if gridded else None,
+        )
+        return found if self._guaranteed(data, name) else found.without_guarantee()
 
     def risk_table(self, *, delta: float = 0.1, n_rows: int = 20) -> RiskTable:
-        """Coverage, empirical and guaranteed risk at a few thresholds."""
+        """Coverage, empirical and guaranteed risk at a few thresholds; see :meth:`threshold`."""
         data = self._labelled()
         shares = np.arange(1, checks.count(n_rows, "n_rows") + 1) / n_rows
         grid = np.quantile(self.model.u, shares) if data.apart else None
-        return thresholds.risk_table(data.u, data.wrong, delta=delta, n_rows=n_rows, grid=grid)
+        found = thresholds.risk_table(data.u, data.wrong, delta=delta, n_rows=n_rows, grid=grid)
+        return found if self._guaranteed(data) else replace(found, guaranteed_risk=None)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the fit to the folder ``path`` (JSON + safetensors)."""
@@ -233,25 +307,86 @@ class Fuse:
         saved: _Saved = store.load_object(
             path, MANIFEST, "fusevlm.Fuse", SCHEMA_VERSION, _CLASSES, MIGRATIONS
         )
-        fuse = cls(saved.preset)
-        fuse.options = saved.options
-        fuse._model = saved.model
-        fuse._threshold_data = saved.threshold_data
+        usual, now = PRESETS[saved.preset], saved.options
+        names = [f.name for f in fields(Options)]
+        fuse = cls(
+            saved.preset,
+            **{k: getattr(now, k) for k in names if getattr(now, k) != getattr(usual, k)},
+        )
+        fuse._model, fuse._threshold_data = saved.model, saved.threshold_data
         return fuse
 
-    def _scored(
-        self, samples: Sequence[Samples] | Scores, s: Any, extra: Mapping[str, Any] | None
-    ) -> Scores:
-        return samples if isinstance(samples, Scores) else self.score(samples, s, extra=extra)
+    def __repr__(self) -> str:
+        return display(self._title(), self._facts())
+
+    def _repr_html_(self) -> str:
+        return display_html(self._title(), self._facts())
+
+    def _title(self) -> str:
+        return (
+            ", ".join([f"Fuse({self.preset!r}", *(f"{k}={v!r}" for k, v in self._given.items())])
+            + ")"
+        )
+
+    def _facts(self) -> dict[str, str]:
+        if self._model is None:
+            return {"state": "not fitted"}
+        data = self._threshold_data
+        kept = "no labels for thresholds"
+        if data is not None:
+            kept = f"thresholds from {len(data.u)} {'other' if data.apart else 'of the same'} ones"
+        return {
+            "state": f"fitted on {self._model.n_calibration} queries; {kept}",
+            "prior": ", ".join(self._model.statistics.names) or "none",
+            "evidence": ", ".join(self._model.evidence),
+            "rule": self.options.rule,
+        }
+
+    def _scored(self, samples: Any, **given: Any) -> Scores:
+        if not isinstance(samples, Scores):
+            return self.score(samples, **given)
+        for name, value in given.items():
+            if value is not None:
+                raise InputError(f"{name} was given beside Scores, which rest on their own.")
+        if samples.fit != self.model.digest(self.options):
+            raise InputError(
+                "these Scores are another fit's: their u is on another scale. Score the samples "
+                "with this Fuse."
+            )
+        return samples
+
+    def _warn_of_seen(self, queries: Queries) -> None:
+        data = self._threshold_data
+        known = [self.model.seen, *([] if data is None else [data.seen])]
+        again = int(np.isin(hashes(queries), np.concatenate(known)).sum())
+        if again:
+            logger.warning(
+                "%d of %d queries were in the fit: figures on them are optimistic. Judge on "
+                "queries that were not.",
+                again,
+                len(queries),
+            )
 
     def _labelled(self) -> ThresholdData:
         if self._threshold_data is None:
             _ = self.model
             raise NotFittedError(
-                "a threshold needs labels: fit with wrong=..., or call fit_threshold(samples, s, "
-                "wrong) with labelled queries."
+                "a threshold needs labels: fit with wrong=..., or call fit_threshold(samples, "
+                "wrong, s=s) with labelled queries."
             )
         return self._threshold_data
+
+    def _rule(self, rule: str | None) -> str:
+        return checks.choice(rule or self.options.rule, "rule", tuple(RULES))
+
+    def _guaranteed(self, data: ThresholdData, rule: str | None = None) -> bool:
+        """Whether a promise of risk would hold; says so where it would not."""
+        if not data.apart and rule != "empirical":
+            logger.warning(
+                "weights and threshold saw the same labels: no risk is guaranteed. Keep queries "
+                "apart (threshold_share=0.5), or call fit_threshold with other labelled queries."
+            )
+        return data.apart
 
     def _split(self, size: int, *, labelled: bool) -> tuple[Any, Any]:
         """Indices for tuning and those kept apart for the threshold."""
@@ -265,33 +400,3 @@ class Fuse:
         """Candidate thresholds from the tuning scores, ignorant of any other query."""
         risk, delta = checks.fraction(risk, "risk"), checks.fraction(delta, "delta")
         return thresholds.candidate_grid(self.model.u, size, risk, delta)
-
-
-def _batch(samples: Any, s: Any, extra: Mapping[str, Any] | None) -> Batch:
-    if isinstance(samples, Samples):
-        raise InputError("expected a list of Samples, one per query; got a single one: [samples].")
-    queries = list(samples)
-    if not queries:
-        raise InputError("samples is empty; expected one Samples per query.")
-    for index, query in enumerate(queries):
-        if not isinstance(query, Samples):
-            raise InputError(
-                f"samples[{index}] is a {type(query).__name__}; expected fusevlm.Samples."
-            )
-    size = len(queries)
-    return Batch(
-        queries,
-        None if s is None else checks.vector(s, "s", length=size),
-        {
-            name: checks.vector(values, f"extra[{name!r}]", length=size)
-            for name, values in (extra or {}).items()
-        },
-    )
-
-
-def _groups(groups: Sequence[str] | None, size: int) -> list[str] | None:
-    if groups is None:
-        return None
-    if len(groups) != size:
-        raise InputError(f"groups has {len(groups)} entries; expected {size}, one per query.")
-    return [str(group) for group in groups]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -12,7 +12,6 @@ from fusevlm import checks
 from fusevlm.checks import FloatArray
 from fusevlm.errors import InputError
 from fusevlm.fuse.presets import Options
-from fusevlm.fuse.weights import balance_by_median, balance_by_spread
 from fusevlm.maths import whitening
 from fusevlm.maths.covariance import CovarianceAccumulator
 from fusevlm.maths.evidence import (
@@ -24,7 +23,7 @@ from fusevlm.maths.evidence import (
 )
 from fusevlm.maths.noise import jackknife_tau2, split_half_tau2
 from fusevlm.maths.wishart import scatter_moments
-from fusevlm.types import Samples
+from fusevlm.types import Queries, Samples
 
 logger = logging.getLogger(__name__)
 
@@ -32,10 +31,6 @@ WHITENERS: dict[str, Callable[..., whitening.Whitener]] = {
     "exact": lambda shape, rank: whitening.exact_whitening(shape),
     "low_rank": whitening.low_rank_whitening,
     "pca": whitening.pca_whitening,
-}
-BALANCES: dict[str, Callable[[FloatArray, FloatArray], float]] = {
-    "median": balance_by_median,
-    "spread": balance_by_spread,
 }
 REPLICATE_NOISE: dict[str, Callable[..., float]] = {
     "jackknife": jackknife_tau2,
@@ -127,6 +122,32 @@ def whiten(
     return found
 
 
+def balance_by_median(log_volume: FloatArray, incoherence: FloatArray) -> float:
+    """UMPIRE's label-free α = |median(½·logdet/n) / median(mean(1−p))|.
+
+    ``log_volume`` [N] is ½·logdet/n of the unweighted scatter, ``incoherence`` [N] is mean(1−p).
+    Without incoherence (all p = 1) every weight is 1 and α is 0.
+    """
+    below = float(np.median(incoherence))
+    return abs(float(np.median(log_volume)) / below) if below > 0 else 0.0
+
+
+def balance_by_spread(log_volume: FloatArray, incoherence: FloatArray) -> float:
+    """α that gives both terms the same standard deviation over calibration queries (label-free).
+
+    Differs from the paper and UMPIRE: medians depend on where zero lies on the log-det scale,
+    spreads do not.
+    """
+    below = float(np.std(incoherence))
+    return float(np.std(log_volume)) / below if below > 0 else 0.0
+
+
+BALANCES: dict[str, Callable[[FloatArray, FloatArray], float]] = {
+    "median": balance_by_median,
+    "spread": balance_by_spread,
+}
+
+
 def balanced_alpha(responses: Sequence[Responses], how: str, jitter: float) -> float:
     """Label-free α on calibration queries, from ½·logdet/n and mean(1 − p)."""
     unweighted = [r.evidence(0.0, jitter) for r in responses]
@@ -138,6 +159,19 @@ def balanced_alpha(responses: Sequence[Responses], how: str, jitter: float) -> f
 def need_weights(options: Options) -> bool:
     """Whether any weight can differ from 1 under these options."""
     return isinstance(options.alpha, str) or checks.scalar(options.alpha, "alpha") != 0.0
+
+
+def weighed_if_possible(queries: Queries, options: Options) -> Options:
+    """The options, with alpha = 0 where there is nothing to weigh by."""
+    if not need_weights(options) or queries.has("token_logprobs"):
+        return options
+    if not isinstance(options.alpha, str):
+        raise InputError(
+            f"alpha is {options.alpha:g}, but these samples have no token_logprobs to "
+            f"weigh them by. Pass them to Samples, or set alpha=0."
+        )
+    logger.warning("no token_logprobs: the log-det evidence goes unweighted (alpha = 0).")
+    return replace(options, alpha=0.0)
 
 
 @dataclass(frozen=True)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import logging
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from hashlib import blake2b
 
 import numpy as np
 
 from fusevlm import checks
-from fusevlm.checks import BoolArray, FloatArray
+from fusevlm.checks import BoolArray, FloatArray, IntArray
 from fusevlm.errors import InputError
 from fusevlm.fuse import probability
 from fusevlm.fuse.evidence import (
@@ -22,49 +23,25 @@ from fusevlm.fuse.evidence import (
     fit_whitener,
     need_weights,
     surprisal,
+    weighed_if_possible,
     whiten,
 )
 from fusevlm.fuse.presets import Options
+from fusevlm.fuse.prior import Statistics, fit_statistics
 from fusevlm.fuse.scalar import ScalarModel, fit_scalar
+from fusevlm.fuse.tuning import choose_alpha
 from fusevlm.fuse.vector import VectorModel, fit_vector
-from fusevlm.fuse.weights import alpha_by_grid
+from fusevlm.logs import library_quiet
 from fusevlm.maths import fusion
 from fusevlm.maths.whitening import Whitener
-from fusevlm.types import Samples, Scores
+from fusevlm.types import Queries, Scores
 
 logger = logging.getLogger(__name__)
 
 LEAST_PRIOR_WEIGHT = 0.01
-Extra = Mapping[str, FloatArray]
-
-
-@dataclass(frozen=True)
-class Batch:
-    """Validated queries: samples, the prior statistic and further evidence by name."""
-
-    samples: Sequence[Samples]
-    s: FloatArray | None
-    extra: Extra
-
-    def __len__(self) -> int:
-        return len(self.samples)
-
-    def take(self, index: Any) -> Batch:
-        return Batch(
-            [self.samples[int(i)] for i in index],
-            None if self.s is None else self.s[index],
-            {name: values[index] for name, values in self.extra.items()},
-        )
-
-    def has(self, attribute: str) -> bool:
-        """Whether all queries carry ``attribute``; a mixture is an error."""
-        present = [getattr(q, attribute) is not None for q in self.samples]
-        if any(present) and not all(present):
-            raise InputError(
-                f"query {present.index(False)} has no {attribute} but others do; "
-                f"give it for all queries or for none."
-            )
-        return all(present)
+OWN_NAMES = ("surprisal", "logdet", "s")
+Parts = Mapping[str, FloatArray]  # evidence by name
+Likelihood = ScalarModel | VectorModel
 
 
 @dataclass(frozen=True)
@@ -76,104 +53,87 @@ class Model:
     scalar: ScalarModel | None
     vector: VectorModel | None
     score_map: probability.ScoreMap | None
-    ranges: dict[str, list[float]]  # calibration range of s and of each evidence
+    ranges: Mapping[str, list[float]]  # calibration range of s and of each evidence
     u: FloatArray  # calibration scores, sorted
-    uses_s: bool
+    statistics: Statistics
+    input_widths: Mapping[str, int]
+    labelled: bool  # whether the fit saw labels
     n_calibration: int
+    seen: IntArray = field(default_factory=lambda: np.zeros(0, np.int64))  # hashes of the queries
+
+    @property
+    def uses_s(self) -> bool:
+        """Whether there were prior statistics in the fit."""
+        return bool(self.statistics.names)
+
+    @property
+    def likelihood(self) -> Likelihood:
+        found = self.scalar or self.vector
+        assert found is not None
+        return found
+
+    @property
+    def evidence(self) -> tuple[str, ...]:
+        """Names of the evidence that counts."""
+        return ("logdet",) if self.vector is None else self.vector.names
+
+    def digest(self, options: Options) -> str:
+        """A short name of the fit: of its options and calibration scores."""
+        chosen = json.dumps(asdict(options), sort_keys=True).encode()
+        return blake2b(chosen + self.u.tobytes(), digest_size=6).hexdigest()
 
 
-def fit_model(batch: Batch, wrong: BoolArray | None, options: Options) -> Model:
+def fit_model(queries: Queries, options: Options) -> Model:
     """Fit every constant of FUSE on calibration queries, without labels as far as possible."""
-    taken = sorted({"surprisal", "logdet", "s"} & set(batch.extra))
-    if taken:
-        raise InputError(f"extra holds {taken[0]!r}, which is a name of fusevlm's own. Rename it.")
-    if batch.s is None:
+    _check_names(queries.evidence, options)
+    statistics, widths = fit_statistics(queries.prior), _widths(queries)
+    s, wrong = statistics.reduce(queries.prior), queries.wrong
+    if s is None:
         logger.warning("no prior statistic s: the scores rest on the evidence only.")
     whitener, alpha, table = None, 0.0, None
-    if batch.has("embeddings"):
-        whitener = fit_whitener(batch.samples, options)
-        if need_weights(options) and not batch.has("token_logprobs"):
-            if not isinstance(options.alpha, str):
-                raise InputError(
-                    f"alpha is {options.alpha:g}, but these samples have no token_logprobs to "
-                    f"weigh them by. Pass them to Samples, or set alpha=0."
-                )
-            logger.warning("no token_logprobs: the log-det evidence goes unweighted (alpha = 0).")
-            options = replace(options, alpha=0.0)
-        responses = whiten(batch.samples, whitener, options, weighted=need_weights(options))
-        alpha = _choose_alpha(responses, wrong, options)
+    if queries.has("embeddings"):
+        options = weighed_if_possible(queries, options)
+        whitener = fit_whitener(queries.samples, options)
+        responses = whiten(queries.samples, whitener, options, weighted=need_weights(options))
+        alpha = _choose_alpha(responses, queries, s, options)
         table = evidence_table(responses, alpha, options)
-    scalar = vector = None
-    if options.fusion == "scalar":
-        if table is None:
-            raise InputError("the scalar fusion needs embeddings; pass them to Samples.")
-        scalar = fit_scalar(
-            table.V,
-            table.intercept,
-            table.slope,
-            table.tau2,
-            batch.s,
-            wrong,
-            intercept=options.intercept,
-            noise=options.noise,
-            z=options.z,
-        )
-        parts = {"logdet": table.u_hat}
-    else:
-        parts = _parts(batch, table)
-        for name, source in (("surprisal", "answer_logprobs"), ("logdet", "embeddings")):
-            if name not in parts:
-                logger.warning("no %s: going without the evidence %r.", source, name)
-        vector = fit_vector(
-            tuple(parts),
-            np.column_stack(list(parts.values())),
-            batch.s,
-            wrong,
-            sources=options.sources,
-            kappa=options.kappa,
-            base_rate=options.base_rate,
-        )
-    ranges = {name: [float(v.min()), float(v.max())] for name, v in parts.items()}
-    if batch.s is not None:
-        ranges["s"] = [float(batch.s.min()), float(batch.s.max())]
+    parts = _parts(queries, table, options)
+    _tell_of_missing(parts, options)
+    found = _fit_likelihood(parts, table, s, wrong, options)
+    ranged = parts if s is None else {**parts, "s": s}
     model = Model(
         whitener,
         alpha,
-        scalar,
-        vector,
+        found if isinstance(found, ScalarModel) else None,
+        found if isinstance(found, VectorModel) else None,
         None,
-        ranges,
+        {name: [float(v.min()), float(v.max())] for name, v in ranged.items()},
         np.zeros(0),
-        uses_s=batch.s is not None,
-        n_calibration=len(batch),
+        statistics,
+        widths,
+        labelled=wrong is not None,
+        n_calibration=len(queries),
+        seen=hashes(queries),
     )
-    scores = _scores(model, batch, table, options)
-    _warn_of_one_source(scores, batch.s, options)
-    return replace(model, u=np.sort(scores.u), score_map=_fit_score_map(scores.u, wrong, options))
+    scores = _scores(model, queries, s, table, options)
+    _warn_of_one_source(scores, s, options)
+    score_map = probability.fit_score_map(options.probability, scores.u, wrong)
+    return replace(model, u=np.sort(scores.u), score_map=score_map)
 
 
-def score_model(model: Model, batch: Batch, options: Options, *, warn: bool = True) -> Scores:
+def score_model(model: Model, queries: Queries, options: Options, *, warn: bool = True) -> Scores:
     """Scores of new queries under a fitted model; warns of drift and of an inert prior."""
-    if batch.s is None and model.uses_s:
-        logger.warning("no prior statistic s: these scores rest on the evidence only.")
-    unknown = sorted(set(batch.extra) - set(model.ranges))
-    if unknown:
-        raise InputError(f"extra holds {unknown[0]!r}, which the fit did not have. Fit with it.")
-    if batch.s is not None and not model.uses_s:
-        raise InputError(
-            "s was given, but the fit had none: the prior was never calibrated. Fit with s, or "
-            "score with s=None."
-        )
+    s = _matching_s(model, queries)
     table = None
-    if model.whitener is not None and _needs_table(model):
-        if not batch.has("gram") and not batch.has("embeddings"):
+    if model.whitener is not None and "logdet" in model.evidence:
+        if not queries.has("gram") and not queries.has("embeddings"):
             raise InputError("the fit used embeddings; these samples have neither them nor Grams.")
-        responses = whiten(batch.samples, model.whitener, options, weighted=model.alpha != 0.0)
+        responses = whiten(queries.samples, model.whitener, options, weighted=model.alpha != 0.0)
         table = evidence_table(responses, model.alpha, options, warn=warn)
-    scores = _scores(model, batch, table, options)
+    scores = replace(_scores(model, queries, s, table, options), fit=model.digest(options))
     if warn:
-        _warn_of_drift(scores, batch.s, model)
-        _warn_of_one_source(scores, batch.s, options)
+        _warn_of_drift(scores, s, model)
+        _warn_of_one_source(scores, s, options)
     return scores
 
 
@@ -185,18 +145,84 @@ def p_wrong(model: Model, scores: Scores) -> FloatArray:
     return model.vector.p_wrong(scores.m_post, scores.sigma_post)
 
 
-def _needs_table(model: Model) -> bool:
-    return model.scalar is not None or (model.vector is not None and "logdet" in model.vector.names)
+def hashes(queries: Queries) -> IntArray:
+    """Fingerprints of the queries that have one."""
+    found = (one.fingerprint for one in queries.samples)
+    return np.array([value for value in found if value is not None], dtype=np.int64)
 
 
-def _parts(batch: Batch, table: EvidenceTable | None) -> dict[str, FloatArray]:
+def _check_names(evidence: Parts, options: Options) -> None:
+    taken = sorted(set(OWN_NAMES) & set(evidence))
+    if taken:
+        raise InputError(f"extra holds {taken[0]!r}, which is a name of fusevlm's own. Rename it.")
+    if evidence and options.fusion == "scalar":
+        raise InputError(
+            f"extra holds {next(iter(evidence))!r}, but the scalar fusion (the paper's) has one "
+            f"piece of evidence, the log-det. Use preset='practical', or leave extra out."
+        )
+
+
+def _widths(queries: Queries) -> dict[str, int]:
+    """Features of each kind of input embedding, which must be finite."""
+    found = {k: checks.matrix(rows, f"inputs[{k!r}]") for k, rows in queries.inputs.items()}
+    return {name: rows.shape[1] for name, rows in found.items()}
+
+
+def _matching_s(model: Model, queries: Queries) -> FloatArray | None:
+    """s of queries that have the statistics, evidence and inputs of the fit, or an error."""
+    if not queries.prior and model.uses_s:
+        logger.warning("no prior statistic s: these scores rest on the evidence only.")
+    elif queries.prior and not model.uses_s:
+        raise InputError(
+            "s was given, but the fit had none: the prior was never calibrated. Fit with s, or "
+            "score with s=None."
+        )
+    elif queries.prior:
+        _same_names(queries.prior, model.statistics.names, "s")
+    known = [name for name in model.ranges if name not in OWN_NAMES]
+    for name in queries.evidence:
+        if name not in known:
+            raise InputError(
+                f"extra holds {name!r}, which the fit did not have.{checks.hint(name, known)}"
+            )
+    widths = _widths(queries)
+    if widths:
+        _same_names(widths, model.input_widths, "inputs")
+    for name, width in widths.items():
+        if width != model.input_widths[name]:
+            raise InputError(
+                f"inputs[{name!r}] has {width} features; the fit had {model.input_widths[name]}. "
+                f"Use the encoder of the calibration queries."
+            )
+    return model.statistics.reduce(queries.prior)
+
+
+def _same_names(given: Iterable[str], known: Iterable[str], what: str) -> None:
+    given, known = list(given), list(known)
+    for name in given:
+        if name not in known:
+            raise InputError(
+                f"{what} holds {name!r}, which the fit did not have.{checks.hint(name, known)}"
+            )
+    for name in known:
+        if name not in given:
+            raise InputError(f"{what} lacks {name!r}, which the fit had.{checks.hint(name, given)}")
+
+
+def _parts(
+    queries: Queries, table: EvidenceTable | None, options: Options
+) -> dict[str, FloatArray]:
     """All evidence there is, by name, strongest first: surprisal, logdet, then the caller's."""
+    if options.fusion == "scalar":
+        if table is None:
+            raise InputError("the scalar fusion needs embeddings; pass them to Samples.")
+        return {"logdet": table.u_hat}
     parts: dict[str, FloatArray] = {}
-    if batch.has("answer_logprobs"):
-        parts["surprisal"] = np.array([surprisal(q) for q in batch.samples])
+    if queries.has("answer_logprobs"):
+        parts["surprisal"] = np.array([surprisal(q) for q in queries.samples])
     if table is not None:
         parts["logdet"] = table.u_hat
-    parts |= batch.extra
+    parts |= queries.evidence
     if not parts:
         raise InputError(
             "these samples carry no evidence: pass embeddings, answer_logprobs or extra={name: "
@@ -205,86 +231,153 @@ def _parts(batch: Batch, table: EvidenceTable | None) -> dict[str, FloatArray]:
     return parts
 
 
-def _scores(model: Model, batch: Batch, table: EvidenceTable | None, options: Options) -> Scores:
-    size = len(batch)
-    if model.scalar is not None and table is not None:
-        raw = {"logdet": table.u_hat}
-        m0, sigma0, fused = model.scalar.posterior(
-            batch.s, table.V, table.intercept, table.slope, table.tau2
+def _tell_of_missing(parts: Parts, options: Options) -> None:
+    for name, source in (("surprisal", "answer_logprobs"), ("logdet", "embeddings")):
+        if options.fusion == "vector" and name not in parts:
+            logger.warning("no %s: going without the evidence %r.", source, name)
+
+
+def _fit_likelihood(
+    parts: Parts,
+    table: EvidenceTable | None,
+    s: FloatArray | None,
+    wrong: BoolArray | None,
+    options: Options,
+) -> Likelihood:
+    if options.fusion == "scalar":
+        assert table is not None  # _parts refuses
+        return fit_scalar(
+            table.V,
+            table.intercept,
+            table.slope,
+            table.tau2,
+            s,
+            wrong,
+            intercept=options.intercept,
+            noise=options.noise,
+            z=options.z,
         )
-        evidence, slope = table.V, table.slope
-        a = model.scalar.intercept(table.intercept, table.slope)
-        tau2, z = model.scalar.noise(table.tau2), model.scalar.z
-        shares = {"logdet": 1.0 - fused.prior_weight}
-    else:
-        assert model.vector is not None
-        available = _parts(batch, table)
-        missing = [name for name in model.vector.names if name not in available]
-        if missing:
-            raise InputError(
-                f"the fit used the evidence {missing[0]!r}, which these queries lack. "
-                f"Give it in Samples or in extra=..., or fit without it."
-            )
-        raw = {name: available[name] for name in model.vector.names}
-        vector = model.vector if batch.s is not None else model.vector.without_s()
-        e = vector.residual(np.column_stack(list(raw.values())), batch.s)
-        reduced = fusion.reduce_evidence(e, vector.c, vector.T)
-        m0, sigma0 = vector.prior(batch.s, size)
-        evidence, a, slope = reduced.u_hat, np.zeros(size), np.ones(size)
-        tau2, z = np.full(size, reduced.tau2), _number(options.z)
-        fused = fusion.posterior(m0, sigma0, evidence, a, slope, tau2)
-        shares = {
-            name: share * (1.0 - fused.prior_weight)
-            for name, share in zip(raw, reduced.share, strict=True)
-        }
+    return fit_vector(
+        tuple(parts),
+        np.column_stack(list(parts.values())),
+        s,
+        wrong,
+        sources=options.sources,
+        kappa=options.kappa,
+        base_rate=options.base_rate,
+    )
+
+
+@dataclass(frozen=True)
+class _Fused:
+    """Prior, likelihood and posterior of each query, and the evidence they rest on."""
+
+    m0: FloatArray
+    sigma0: FloatArray
+    evidence: FloatArray
+    intercept: FloatArray
+    slope: FloatArray
+    tau2: FloatArray
+    posterior: fusion.Posterior
+    z: float
+    parts: Parts
+    shares: Parts
+
+    @property
+    def u(self) -> FloatArray:
+        """u* = m_post + z·σ_post."""
+        return fusion.score(self.posterior.m, self.posterior.sigma, self.z)
+
+
+def _fuse(
+    found: Likelihood,
+    parts: Parts,
+    table: EvidenceTable | None,
+    s: FloatArray | None,
+    options: Options,
+) -> _Fused:
+    if isinstance(found, VectorModel):
+        return _fuse_vector(found, parts, s, options)
+    assert table is not None
+    m0, sigma0, fused = found.posterior(s, table.V, table.intercept, table.slope, table.tau2)
+    a, tau2 = found.intercept(table.intercept, table.slope), found.noise(table.tau2)
+    shares = {"logdet": 1.0 - fused.prior_weight}
+    return _Fused(m0, sigma0, table.V, a, table.slope, tau2, fused, found.z, parts, shares)
+
+
+def _fuse_vector(
+    found: VectorModel, parts: Parts, s: FloatArray | None, options: Options
+) -> _Fused:
+    missing = [name for name in found.names if name not in parts]
+    if missing:
+        raise InputError(
+            f"the fit used the evidence {missing[0]!r}, which these queries lack. "
+            f"Give it in Samples or in extra=..., or fit without it."
+        )
+    used = {name: parts[name] for name in found.names}
+    vector = found if s is not None else found.without_s()
+    reduced = fusion.reduce_evidence(
+        vector.residual(np.column_stack(list(used.values())), s), vector.c, vector.T
+    )
+    size = len(reduced.u_hat)
+    m0, sigma0 = vector.prior(s, size)
+    a, slope, tau2 = np.zeros(size), np.ones(size), np.full(size, reduced.tau2)
+    fused = fusion.posterior(m0, sigma0, reduced.u_hat, a, slope, tau2)
+    shares = {
+        name: share * (1.0 - fused.prior_weight)
+        for name, share in zip(used, reduced.share, strict=True)
+    }
+    # σ_post is one constant here: a grid of z would tie at 2
+    z = 2.0 if isinstance(options.z, str) else float(options.z)
+    return _Fused(m0, sigma0, reduced.u_hat, a, slope, tau2, fused, z, used, shares)
+
+
+def _scores(
+    model: Model,
+    queries: Queries,
+    s: FloatArray | None,
+    table: EvidenceTable | None,
+    options: Options,
+) -> Scores:
+    size = len(queries)
+    x = _fuse(model.likelihood, _parts(queries, table, options), table, s, options)
     return Scores(
-        m0=m0, sigma0=sigma0, evidence=evidence, intercept=a, slope=slope, tau2=tau2,
-        m_post=fused.m, sigma_post=fused.sigma, u=fusion.score(fused.m, fused.sigma, z),
-        prior_weight=fused.prior_weight,
-        n_samples=np.array([len(q) for q in batch.samples]),
-        n_distinct=np.array([q.n_distinct for q in batch.samples]),
-        out_of_range=_outside(model.ranges, batch.s, raw, size),
+        m0=x.m0, sigma0=x.sigma0, evidence=x.evidence, intercept=x.intercept, slope=x.slope,
+        tau2=x.tau2, m_post=x.posterior.m, sigma_post=x.posterior.sigma, u=x.u,
+        prior_weight=x.posterior.prior_weight,
+        n_samples=np.array([len(q) for q in queries.samples]),
+        n_distinct=np.array([q.n_distinct for q in queries.samples]),
+        out_of_range=_outside(model.ranges, s, x.parts, size),
         jitter=np.full(size, np.nan) if table is None else table.jitter,
-        parts=raw, shares=shares,
+        parts=x.parts, shares=x.shares,
     )  # fmt: skip
 
 
-def _number(z: str | float) -> float:
-    """z of the vector fusion: σ_post is one constant there, so a grid would tie at 2."""
-    return 2.0 if isinstance(z, str) else float(z)
-
-
 def _choose_alpha(
-    responses: Sequence[Responses], wrong: BoolArray | None, options: Options
+    responses: Sequence[Responses], queries: Queries, s: FloatArray | None, options: Options
 ) -> float:
+    """α as given, by balance, or by the AUROC of u* with everything else fitted anew."""
     if not isinstance(options.alpha, str):
         return checks.scalar(options.alpha, "alpha")
     if options.alpha in BALANCES:
         return balanced_alpha(responses, options.alpha, options.jitter)
+    wrong = queries.wrong
     if wrong is None:
         raise InputError("alpha='grid' needs labels: pass wrong=..., or use alpha='spread'.")
     checks.both_classes(wrong, "alpha='grid'")
-    return alpha_by_grid(lambda a: evidence_table(responses, a, options, warn=False).u_hat, wrong)
 
+    def u_star(alpha: float) -> FloatArray:
+        table = evidence_table(responses, alpha, options, warn=False)
+        parts = _parts(queries, table, options)
+        found = _fit_likelihood(parts, table, s, wrong, options)
+        return _fuse(found, parts, table, s, options).u
 
-def _fit_score_map(
-    u: FloatArray, wrong: BoolArray | None, options: Options
-) -> probability.ScoreMap | None:
-    if options.probability == "model":
-        return None
-    if options.probability == "min_max":
-        return probability.fit_min_max(u)
-    if wrong is None:
-        raise InputError(
-            f"probability={options.probability!r} needs labels: pass wrong=... to fit()."
-        )
-    if options.probability == "platt":
-        return probability.fit_platt(u, wrong)
-    return probability.fit_isotonic(u, wrong)
+    with library_quiet():
+        return choose_alpha(u_star, wrong)
 
 
 def _outside(
-    ranges: dict[str, list[float]], s: FloatArray | None, raw: Extra, size: int
+    ranges: Mapping[str, list[float]], s: FloatArray | None, raw: Parts, size: int
 ) -> BoolArray:
     outside = np.zeros(size, dtype=np.bool_)
     for name, values in {**raw, **({} if s is None else {"s": s})}.items():

@@ -2,77 +2,72 @@
 
 from __future__ import annotations
 
-import difflib
-from dataclasses import dataclass, fields, replace
-from typing import Any, get_args
+from dataclasses import dataclass
+from typing import Annotated, Any, get_args
+
+import numpy as np
 
 from fusevlm import checks
+from fusevlm.checks import FRACTION, SHARE, Number, OneOf, Whole
 from fusevlm.errors import InputError
 from fusevlm.maths.covariance import CountedIn
-
-CHOICES: dict[str, tuple[str, ...]] = {
-    "fusion": ("scalar", "vector"),
-    "sources": ("joint", "independent"),
-    "center": ("global", "query", "none"),
-    "whitening": ("exact", "low_rank", "pca", "none"),
-    "counted_in": get_args(CountedIn),
-    "confidence": ("token", "sequence", "logprob"),
-    "intercept": ("a0", "taylor", "exact", "fitted"),
-    "noise": ("analytic", "jackknife", "split_half", "ols", "tempered"),
-    "more_samples_than_features": ("d_scatter", "error"),
-    "probability": ("model", "min_max", "platt", "isotonic"),
-    "rule": ("empirical", "learn_then_test", "clopper_pearson", "paper_bound"),
-}
-NUMBER_OR_WORD: dict[str, tuple[str, ...]] = {
-    "alpha": ("median", "spread", "grid"),
-    "shrinkage": ("ledoit_wolf", "oas", "none"),
-    "z": ("grid",),
-}
 
 
 @dataclass(frozen=True)
 class Options:
     """Everything that can be chosen. Defaults are those of ``practical``."""
 
-    fusion: str = "vector"  # scalar: Ṽ alone (the paper); vector: named evidence
-    normalize: bool = True  # unit-norm rows first
-    center: str = "global"  # subtract the calibration mean, the query's own mean, or nothing
-    whitening: str = "exact"
-    rank: int = 128  # of low_rank and pca
-    shrinkage: str | float = "ledoit_wolf"  # or oas, none, or a number in [0, 1]
-    counted_in: str = "queries"  # what shrinkage counts as independent observations
-    jitter: float = 1e-8  # relative to the mean diagonal, before the weights
-    confidence: str = "token"  # p_i = exp(mean log p); sequence: exp(sum); logprob: mean log p
-    alpha: str | float = "spread"  # or median, grid (labels), or a number
-    intercept: str = "a0"
-    more_samples_than_features: str = "d_scatter"  # n > d: the d×d scatter, or refuse
-    noise: str = "analytic"  # scalar fusion only
-    z: str | float = 2.0  # or grid (labels)
-    sources: str = "joint"  # vector fusion: whether s may speak of the evidence beyond u
-    kappa: float = 0.3  # weight of s without labels (vector fusion)
-    base_rate: float | None = None  # share of wrong answers to assume without labels
-    probability: str = "model"
-    rule: str = "learn_then_test"
-    threshold_share: float = 0.5  # of labelled queries kept apart for the threshold
-    seed: int = 0
+    # scalar: Ṽ alone (the paper); vector: named evidence
+    fusion: Annotated[str, OneOf("scalar", "vector")] = "vector"
+    # unit-norm rows first
+    normalize: bool = True
+    # subtract the calibration mean, the query's own mean, or nothing
+    center: Annotated[str, OneOf("global", "query", "none")] = "global"
+    whitening: Annotated[str, OneOf("exact", "low_rank", "pca", "none")] = "exact"
+    # of low_rank and pca
+    rank: Annotated[int, Whole(1)] = 128
+    shrinkage: Annotated[str | float, OneOf("ledoit_wolf", "oas", "none"), Number(0.0, 1.0)] = (
+        "ledoit_wolf"
+    )
+    # what shrinkage counts as independent observations
+    counted_in: Annotated[str, OneOf(*get_args(CountedIn))] = "queries"
+    # relative to the mean diagonal, before the weights
+    jitter: Annotated[float, Number(0.0)] = 1e-8
+    # p_i = exp(mean log p); sequence: exp(sum); logprob: mean log p
+    confidence: Annotated[str, OneOf("token", "sequence", "logprob")] = "token"
+    # grid needs labels
+    alpha: Annotated[str | float, OneOf("median", "spread", "grid"), Number()] = "spread"
+    intercept: Annotated[str, OneOf("a0", "taylor", "exact", "fitted")] = "a0"
+    # n > d: the d×d scatter, or refuse
+    more_samples_than_features: Annotated[str, OneOf("d_scatter", "error")] = "d_scatter"
+    # scalar fusion only
+    noise: Annotated[str, OneOf("analytic", "jackknife", "split_half", "ols", "tempered")] = (
+        "analytic"
+    )
+    # grid needs labels
+    z: Annotated[str | float, OneOf("grid"), Number()] = 2.0
+    # vector fusion: whether s may speak of the evidence beyond u
+    sources: Annotated[str, OneOf("joint", "independent")] = "joint"
+    # weight of s without labels (vector fusion)
+    kappa: Annotated[float, Number()] = 0.3
+    # share of wrong answers to assume without labels
+    base_rate: Annotated[float | None, FRACTION] = None
+    probability: Annotated[str, OneOf("model", "min_max", "platt", "isotonic")] = "model"
+    rule: Annotated[
+        str, OneOf("empirical", "learn_then_test", "clopper_pearson", "paper_bound")
+    ] = "learn_then_test"
+    # of labelled queries kept apart for the threshold
+    threshold_share: Annotated[float, SHARE] = 0.5
+    seed: Annotated[int, Whole(0)] = 0
 
     def __post_init__(self) -> None:
-        for name, allowed in CHOICES.items():
-            checks.choice(getattr(self, name), name, allowed)
+        checks.options(self)
+        if not isinstance(self.normalize, bool):
+            raise InputError(f"normalize is {self.normalize!r}; expected True or False.")
         if self.fusion == "scalar" and self.probability == "model":
             raise InputError(
                 "probability='model' belongs to the vector fusion; for fusion='scalar' use "
                 "'min_max', 'platt' or 'isotonic'."
-            )
-        for name, words in NUMBER_OR_WORD.items():
-            value = getattr(self, name)
-            if isinstance(value, str):
-                checks.choice(value, name, words)
-            else:
-                checks.scalar(value, name)
-        if not 0.0 <= self.threshold_share < 1.0:
-            raise InputError(
-                f"threshold_share is {self.threshold_share:g}; expected from 0 to below 1."
             )
 
 
@@ -92,12 +87,8 @@ PRESETS: dict[str, Options] = {
 
 
 def resolve(preset: str, given: dict[str, Any]) -> Options:
-    """The preset with the given options on top; an unknown name is refused with a suggestion."""
+    """The preset with the given options on top; an unknown name is refused with the nearest."""
     checks.choice(preset, "preset", tuple(PRESETS))
-    known = [f.name for f in fields(Options)]
-    for name in given:
-        if name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
-            hint = f" Did you mean {near[0]!r}?" if near else ""
-            raise InputError(f"unknown option {name!r}.{hint} Options are: {', '.join(known)}.")
-    return replace(PRESETS[preset], **given)
+    plain = {k: v.item() if isinstance(v, np.generic) else v for k, v in given.items()}
+    found: Options = checks.changed(PRESETS[preset], plain, "option")
+    return found

@@ -1,8 +1,9 @@
-"""The label-free prior: m0(s) = α0 + β0·s and σ0, by marginal likelihood of the evidence."""
+"""The prior: its statistics as one number s, and m0(s) = α0 + β0·s with σ0, without labels."""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,6 +12,39 @@ from fusevlm.checks import FloatArray
 from fusevlm.errors import InputError
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """The prior statistics of a fit, and how several become the one number s.
+
+    One is taken as it is; of several, s is the mean of the columns, each standardised on the
+    calibration queries (one that did not vary there counts 0). They should rise together.
+    """
+
+    names: tuple[str, ...]
+    mean: tuple[float, ...]
+    sd: tuple[float, ...]
+
+    def reduce(self, prior: Mapping[str, FloatArray]) -> FloatArray | None:
+        """s [N], or None without statistics."""
+        if not prior:
+            return None
+        if len(self.names) == 1:
+            return prior[self.names[0]]
+        rows = zip(self.names, self.mean, self.sd, strict=True)
+        columns = [(prior[k] - mean) / sd if sd else 0 * prior[k] for k, mean, sd in rows]
+        return np.asarray(np.mean(columns, axis=0))
+
+
+def fit_statistics(prior: Mapping[str, FloatArray]) -> Statistics:
+    """Names, means and standard deviations on calibration queries; 0 where nothing varies."""
+    means = tuple(float(v.mean()) for v in prior.values())
+    spreads = tuple(
+        0.0 if float(np.ptp(v)) <= 1e-12 * float(np.abs(v).max()) else float(v.std())
+        for v in prior.values()
+    )
+    return Statistics(tuple(prior), means, spreads)
 
 
 @dataclass(frozen=True)

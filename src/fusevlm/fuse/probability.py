@@ -46,6 +46,17 @@ class Isotonic:
 ScoreMap = MinMax | Platt | Isotonic
 
 
+def fit_score_map(kind: str, u: FloatArray, wrong: BoolArray | None) -> ScoreMap | None:
+    """The map of this ``kind`` on calibration scores; None where the model has its own P(wrong)."""
+    if kind == "model":
+        return None
+    if kind == "min_max":
+        return fit_min_max(u)
+    if wrong is None:
+        raise InputError(f"probability={kind!r} needs labels: pass wrong=... to fit().")
+    return fit_platt(u, wrong) if kind == "platt" else fit_isotonic(u, wrong)
+
+
 def fit_min_max(u: FloatArray) -> MinMax:
     """The range of ``u`` on calibration queries."""
     low, high = float(u.min()), float(u.max())

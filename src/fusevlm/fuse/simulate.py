@@ -5,22 +5,9 @@ Nothing here imitates a real VLM; every use must say that it is a simulation.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
-from fusevlm.checks import BoolArray, FloatArray
-from fusevlm.types import Samples
-
-
-@dataclass(frozen=True)
-class Simulation:
-    """Queries drawn from the model, with the truth that produced them."""
-
-    samples: list[Samples]
-    s: FloatArray  # prior statistic
-    wrong: BoolArray
-    u: FloatArray  # the true uncertainty
+from fusevlm.types import Queries, Samples
 
 
 def queries(
@@ -32,8 +19,8 @@ def queries(
     spread: float = 0.5,
     base_rate: float = 0.3,
     seed: int = 0,
-) -> Simulation:
-    """Draw s → u → (responses, log-probabilities, wrong).
+) -> Queries:
+    """Draw s → u → (responses, log-probabilities, wrong); the true u is ``columns["u"]``.
 
     u = spread·(ρ·s + √(1−ρ²)·ε) with s ~ N(0, 1); responses r_i ~ N(0, e^u·Σ_r) with a power-law
     Σ_r of unit mean variance (Def. 4.2), the same one for every seed; token log-probabilities fall
@@ -66,4 +53,5 @@ def queries(
                 answer_logprobs=[-float(surprise[-1]), -0.05],
             )
         )
-    return Simulation(samples, s, wrong, u)
+    ids = [str(q) for q in range(n_queries)]
+    return Queries(ids, samples, wrong, prior={"s": s}, columns={"u": u})

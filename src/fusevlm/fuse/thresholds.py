@@ -21,7 +21,7 @@ A rule with nothing to offer returns θ = −inf: always abstain.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -55,6 +55,24 @@ class Threshold:
     def answers(self, u: Any) -> BoolArray:
         """Which of the scores ``u`` are answered."""
         return np.asarray(checks.vector(u, "u") <= self.threshold)
+
+    def without_guarantee(self) -> Threshold:
+        """The same θ where the rule's assumptions do not hold."""
+        return replace(self, guaranteed_risk=None)
+
+    def facts(self) -> dict[str, str]:
+        """What to show of it, in words."""
+        wanted = {} if self.risk is None else {"wanted risk": f"{self.risk:g}"}
+        promise = "none"
+        if self.guaranteed_risk is not None:
+            sure = "" if self.delta is None else f", with probability {1 - self.delta:g}"
+            promise = f"at most {self.guaranteed_risk:.3g}{sure}"
+        return {
+            "threshold": f"u ≤ {self.threshold:.4g}" if self.feasible else "always abstain",
+            "rule": f"{self.rule} on {self.n_calibration} labelled queries",
+            **wanted,
+            "guaranteed risk": promise,
+        }
 
 
 @dataclass(frozen=True)
@@ -181,21 +199,24 @@ def paper_bound(
 
 @dataclass(frozen=True)
 class RiskTable:
-    """Coverage and risk at a few thresholds; the guaranteed risks hold together, at 1 − delta."""
+    """Coverage and risk at a few thresholds; the guaranteed risks hold together, at 1 − delta.
+
+    ``guaranteed_risk`` is None where weights and thresholds saw the same labels.
+    """
 
     threshold: FloatArray
     coverage: FloatArray
     empirical_risk: FloatArray
-    guaranteed_risk: FloatArray
+    guaranteed_risk: FloatArray | None
     delta: float
 
-    def rows(self) -> list[dict[str, float]]:
+    def rows(self) -> list[dict[str, float | None]]:
         """One dict per threshold, for printing or writing."""
-        columns = (self.threshold, self.coverage, self.empirical_risk, self.guaranteed_risk)
         names = ("threshold", "coverage", "empirical_risk", "guaranteed_risk")
+        columns = {name: getattr(self, name) for name in names}
         return [
-            dict(zip(names, map(float, values), strict=True))
-            for values in zip(*columns, strict=True)
+            {name: None if v is None else float(v[i]) for name, v in columns.items()}
+            for i in range(len(self.threshold))
         ]
 
 
@@ -226,14 +247,27 @@ class GroupThresholds:
 
     by_group: Mapping[Hashable, Threshold]
 
+    def without_guarantee(self) -> GroupThresholds:
+        """The same θ where the rule's assumptions do not hold."""
+        return GroupThresholds({k: t.without_guarantee() for k, t in self.by_group.items()})
+
+    def facts(self) -> dict[str, str]:
+        """What to show of it, in words."""
+        return {
+            f"{kind} of {group}": text
+            for group, theta in self.by_group.items()
+            for kind, text in theta.facts().items()
+            if kind in ("threshold", "guaranteed risk")
+        }
+
     def answers(self, u: Any, groups: Sequence[Hashable]) -> BoolArray:
         """Which scores are answered, each by its own group's threshold."""
         scores = checks.vector(u, "u", length=len(groups))
         unknown = [group for group in groups if group not in self.by_group]
         if unknown:
             raise InputError(
-                f"group {unknown[0]!r} was not in the calibration set; known are "
-                f"{sorted(map(str, self.by_group))}. Calibrate it, or abstain for it."
+                f"group {unknown[0]!r} was not in the calibration set."
+                f"{checks.hint(unknown[0], self.by_group)} Calibrate it, or abstain for it."
             )
         theta = np.array([self.by_group[group].threshold for group in groups])
         return np.asarray(scores <= theta)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,9 +13,18 @@ from fusevlm.fuse.probability import logistic_regression, sigmoid
 from fusevlm.maths.fusion import posterior, score
 from fusevlm.metrics import auroc
 
+ALPHA_GRID = (0.0, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0)
 DEFAULT_Z = 2.0
 Z_GRID = (0.0, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0)
 TEMPERATURES = tuple(float(t) for t in np.logspace(0, 6, 25))
+
+
+def choose_alpha(
+    scores: Callable[[float], FloatArray], wrong: BoolArray, grid: Sequence[float] = ALPHA_GRID
+) -> float:
+    """The α of ``grid`` whose scores rank wrong answers best (AUROC); ties go to the smallest."""
+    values = [auroc(scores(alpha), wrong) for alpha in grid]
+    return float(grid[int(np.argmax(values))])
 
 
 def choose_z(

@@ -9,7 +9,7 @@ import numpy as np
 
 from fusevlm import checks
 from fusevlm.checks import FloatArray
-from fusevlm.fuse.weights import balance_by_median
+from fusevlm.fuse.evidence import balance_by_median
 from fusevlm.scores.interface import given
 from fusevlm.scores.likelihood import sequences
 from fusevlm.scores.spectral import by_size
