@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fusevlm import checks
-from fusevlm.config import EMBEDDED, Config, SampleConfig
+from fusevlm.config import Config, SampleConfig
+from fusevlm.embedded import EMBEDDED
 from fusevlm.errors import ArtefactError, FuseError, InputError
 from fusevlm.fuse.estimator import Fuse
 from fusevlm.types import Query

@@ -146,7 +146,8 @@ def _logprobs(value: Any, name: str) -> FloatArray:
             f"{name} holds {array.max():g}; log-probabilities are at most 0. "
             f"Pass log-softmax values, not raw logits or probabilities."
         )
-    return _frozen(np.minimum(array, 0.0))
+    frozen: FloatArray = _frozen(np.minimum(array, 0.0))
+    return frozen
 
 
 def _frozen(array: Any) -> Any:
@@ -238,12 +239,12 @@ class Semantics:
 
     def first(self, n: int) -> Semantics:
         """Of the first n samples."""
-        keep = None if self.between is None else [*range(n), len(self.between) - 1]
-        return replace(
-            self,
-            meanings=None if self.meanings is None else self.meanings[:n],
-            between=None if self.between is None else self.between[np.ix_(keep, keep)],
-        )
+        between = self.between
+        if between is not None:
+            keep = [*range(n), len(between) - 1]
+            between = between[np.ix_(keep, keep)]
+        meanings = None if self.meanings is None else self.meanings[:n]
+        return replace(self, meanings=meanings, between=between)
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from fusevlm import metrics, simulate, store
-from fusevlm.errors import ArtefactError, library_quiet
+from fusevlm import metrics, store
+from fusevlm.errors import library_quiet
+from fusevlm.fuse import simulate
 from fusevlm.fuse.estimator import Fuse
-from fusevlm.fuse.simulate import Simulation
 from fusevlm.maths.wishart import wishart_moments
 from fusevlm.render.text import layout
-from fusevlm.types import Scores
+from fusevlm.types import Queries, Scores
 
 N_SAMPLES, RISK = 20, 0.2
 FOLDER = "runs/demo-simulation"
@@ -35,7 +35,8 @@ def _demo(args: argparse.Namespace) -> int:
     say: Callable[[str], None] = (lambda text: None) if args.quiet else print
     say("SIMULATION: responses are drawn from the paper's model with a known u; no VLM is run.\n")
     whole = simulate.queries(args.limit, n_samples=N_SAMPLES, seed=args.seed)
-    fit, test = _part(whole, 0, args.limit // 4), _part(whole, args.limit // 4, None)
+    quarter = args.limit // 4
+    fit, test = whole.take(np.arange(quarter)), whole.take(np.arange(quarter, args.limit))
     moments = _moments(N_SAMPLES, args.seed)
     say("1. Evidence. logdet of a Wishart matrix, formula / Monte Carlo (d=64):")
     say(f"   mean {moments['a0']:.4f} / {moments['mc_mean']:.4f}")
@@ -58,23 +59,10 @@ def _demo(args: argparse.Namespace) -> int:
         "base_accuracy": accuracy,
         "table": [dict(zip(HEADER, row, strict=True)) for row in rows],
     }
-    print(f"results: {_write(Path(args.out or FOLDER), results)}")
+    target = Path(args.out or FOLDER) / "results.json"
+    store.save_json(target, results)
+    print(f"results: {target}")
     return 0
-
-
-def _write(folder: Path, results: dict[str, Any]) -> Path:
-    target = folder / "results.json"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        store.write_atomically(target, json.dumps(results, indent=1).encode())
-    except OSError as error:
-        raise ArtefactError(f"cannot write {target}: {error}. Choose another --out.") from error
-    return target
-
-
-def _part(whole: Simulation, start: int, stop: int | None) -> Simulation:
-    cut = slice(start, stop)
-    return Simulation(whole.samples[cut], whole.s[cut], whole.wrong[cut], whole.u[cut])
 
 
 def _moments(n: int, seed: int, d: int = 64, draws: int = 4000) -> dict[str, float]:
@@ -89,15 +77,15 @@ def _moments(n: int, seed: int, d: int = 64, draws: int = 4000) -> dict[str, flo
     }
 
 
-def _recovery(fit: Simulation, test: Simulation) -> dict[str, float]:
+def _recovery(fit: Queries, test: Queries) -> dict[str, float]:
     """How well the paper's posterior finds u where its own assumptions hold.
 
     The scale of the responses is known only up to a factor (Σ_r is trace-normalised), so u is known
     only up to a constant: its calibration mean is taken as the origin.
     """
-    fuse = Fuse("paper", normalize=False, alpha=0.0, intercept="fitted").fit(fit.samples, fit.s)
-    scores = fuse.score(test.samples, test.s)
-    truth = test.u - fit.u.mean()
+    fuse = Fuse("paper", normalize=False, alpha=0.0, intercept="fitted").fit(fit.samples, s=fit.s)
+    scores = fuse.score(test)
+    truth = test.columns["u"] - np.mean(fit.columns["u"])
     inside = np.abs(scores.m_post - truth) <= 1.6449 * scores.sigma_post
     return {
         "correlation": float(np.corrcoef(scores.m_post, truth)[0, 1]),
@@ -105,7 +93,7 @@ def _recovery(fit: Simulation, test: Simulation) -> dict[str, float]:
     }
 
 
-def _compare(fit: Simulation, test: Simulation, risk: float) -> list[tuple[Any, ...]]:
+def _compare(fit: Queries, test: Queries, risk: float) -> list[tuple[Any, ...]]:
     """The table: both presets, each source alone, and the judged answer's own likelihood."""
     rows = []
     for name, preset, with_s in (
@@ -113,9 +101,9 @@ def _compare(fit: Simulation, test: Simulation, risk: float) -> list[tuple[Any, 
         ("paper", "paper", True),
         ("evidence only", "practical", False),
     ):
-        fuse = Fuse(preset, normalize=False)
-        fuse.fit(fit.samples, fit.s if with_s else None, fit.wrong)
-        scores = fuse.score(test.samples, test.s if with_s else None)
+        known, new = (q if with_s else replace(q, prior={}) for q in (fit, test))
+        fuse = Fuse(preset, normalize=False).fit(known)
+        scores = fuse.score(new)
         rows.append(_row(name, scores.u, test.wrong, *_decided(fuse, scores, test, risk)))
     rows.append(_row("prior only", test.s, test.wrong))
     nll = np.array([-np.sum(q.answer_logprobs) for q in test.samples])
@@ -124,7 +112,7 @@ def _compare(fit: Simulation, test: Simulation, risk: float) -> list[tuple[Any, 
 
 
 def _decided(
-    fuse: Fuse, scores: Scores, test: Simulation, risk: float
+    fuse: Fuse, scores: Scores, test: Queries, risk: float
 ) -> tuple[float, float, float, float | None]:
     """ECE, the prior's weight, coverage and the risk among answered test queries."""
     decisions = fuse.decide(scores, risk=risk)

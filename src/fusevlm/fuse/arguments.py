@@ -107,6 +107,7 @@ def _prior(s: Any, size: int, statistics: Sequence[str]) -> dict[str, FloatArray
 
 
 def groups_of(groups: Sequence[str] | None, size: int) -> list[str] | None:
+    """Names of groups, one per query."""
     if groups is None:
         return None
     if len(groups) != size:

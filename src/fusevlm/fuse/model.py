@@ -12,7 +12,7 @@ import numpy as np
 
 from fusevlm import checks
 from fusevlm.checks import BoolArray, FloatArray, IntArray
-from fusevlm.errors import InputError
+from fusevlm.errors import InputError, library_quiet
 from fusevlm.fuse import probability
 from fusevlm.fuse.evidence import (
     BALANCES,
@@ -31,7 +31,6 @@ from fusevlm.fuse.prior import Statistics, fit_statistics
 from fusevlm.fuse.scalar import ScalarModel, fit_scalar
 from fusevlm.fuse.tuning import choose_alpha
 from fusevlm.fuse.vector import VectorModel, fit_vector
-from fusevlm.logs import library_quiet
 from fusevlm.maths import fusion
 from fusevlm.maths.whitening import Whitener
 from fusevlm.types import Queries, Scores

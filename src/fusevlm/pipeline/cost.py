@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fusevlm import checks
-from fusevlm.config import EMBEDDED, OFFICIAL, TRAIN, Config, DataConfig
+from fusevlm.config import OFFICIAL, TRAIN, Config, DataConfig
 from fusevlm.data.vqa import official_split
-from fusevlm.embedded import weights_folder
+from fusevlm.embedded import EMBEDDED, weights_folder
 
 IMAGE_TOKENS, PROMPT_TOKENS = 576, 40  # of a prompt: LLaVA-1.5's image, a question with its chat
 ANSWER_TOKENS = 3.0  # of a short answer, its end included; the token limit is the worst case

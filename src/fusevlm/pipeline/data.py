@@ -11,8 +11,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from fusevlm.config import EMBEDDED, OFFICIAL, Config, DataConfig
+from fusevlm.config import OFFICIAL, Config, DataConfig
 from fusevlm.data.units import units_of
+from fusevlm.embedded import EMBEDDED
 from fusevlm.errors import InputError
 from fusevlm.pipeline.run import Work
 from fusevlm.store import read_parquet, save, save_parquet

@@ -343,10 +343,10 @@ def _learn_global(fuse: Fuse, scores: Scores, queries: Queries, tune: Any) -> Gl
     scalar = fuse.model.scalar
     if scalar is None:
         raise InputError("global tuning is an ablation of the paper preset (scalar fusion).")
-    columns = (scores.evidence, scores.intercept, scores.slope, scores.tau2)
     return global_tuning(
-        scalar.prior, queries.s[tune], *(c[tune] for c in columns), queries.wrong[tune]
-    )
+        scalar.prior, queries.s[tune], scores.evidence[tune], scores.intercept[tune],
+        scores.slope[tune], scores.tau2[tune], queries.wrong[tune],
+    )  # fmt: skip
 
 
 LEARNERS: dict[str, Callable[[Fuse, Scores, Queries, Any], LogisticScore | GlobalTuning]] = {

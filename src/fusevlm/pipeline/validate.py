@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from fusevlm import checks
-from fusevlm.config import EMBEDDED, TRAIN, Config
+from fusevlm.config import TRAIN, Config
 from fusevlm.data.units import units_of
+from fusevlm.embedded import EMBEDDED
 from fusevlm.errors import FuseError, InputError
 from fusevlm.models.registry import HUGGINGFACE, model_folder, registered, split_source
 from fusevlm.pipeline.adapter import PART as ADAPTER

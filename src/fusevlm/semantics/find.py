@@ -23,6 +23,7 @@ from fusevlm.types import Query, Samples, Semantics
 
 if TYPE_CHECKING:
     from fusevlm.models.huggingface import HuggingFace
+    from fusevlm.models.protocol import Model
     from fusevlm.models.towers import SentenceEncoder
     from fusevlm.semantics.inference import NliModel
     from fusevlm.semantics.rephrase import Rephraser
@@ -43,7 +44,7 @@ class Tools:
     def __init__(
         self,
         wanted: SemanticsConfig,
-        load_vlm: Callable[[], HuggingFace],
+        load_vlm: Callable[[], Model],
         generator: Callable[[str], str],
         cache: str | os.PathLike[str],
     ) -> None:
@@ -51,8 +52,19 @@ class Tools:
         self.cache = PairCache(cache)
 
     @cached_property
-    def vlm(self) -> HuggingFace:
+    def vlm(self) -> Model:
         return self.load_vlm()
+
+    def open_vlm(self, purpose: str) -> HuggingFace:
+        """The model, where its weights are at hand: its own prompts and logits are needed."""
+        from fusevlm.models.huggingface import HuggingFace
+
+        if not isinstance(self.vlm, HuggingFace):
+            raise InputError(
+                f"{purpose} needs a Hugging Face model; {self.vlm.name} is a "
+                f"{type(self.vlm).__name__}. Leave it out for this model."
+            )
+        return self.vlm
 
     @cached_property
     def nli(self) -> NliModel:
@@ -74,7 +86,7 @@ class Tools:
             folder = self.generator(self.wanted.generator)
             return rephrase.by_generator(folder, device=self.wanted.device)
         if self.wanted.rephrase == "prompt":
-            return rephrase.by_prompt(self.vlm)
+            return rephrase.by_prompt(self.open_vlm("semantics.rephrase = 'prompt'"))
         return rephrase.Templates()
 
     def close(self) -> None:
@@ -152,7 +164,7 @@ def _rephrasings(tools: Tools, batch: Batch) -> Sequence[BoolArray | None]:
 def _p_true(tools: Tools, batch: Batch) -> list[float]:
     from fusevlm.semantics.selfcheck import p_true
 
-    return [float(p) for p in p_true(tools.vlm, *_answered(batch)).yes]
+    return [float(p) for p in p_true(tools.open_vlm("semantics.p_true"), *_answered(batch)).yes]
 
 
 def _answered(batch: Batch) -> tuple[list[Query], list[str]]:
