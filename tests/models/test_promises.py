@@ -1,6 +1,8 @@
 """The contract suite can fail: for every check, models that break just that promise."""
 
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -251,8 +253,6 @@ def test_a_plain_model_keeps_every_promise():
 
 @pytest.mark.parametrize(("name", "make", "detail"), BROKEN)
 def test_a_broken_promise_is_found(name, make, detail):
-    import re
-
     found = failures(make())
     assert name in found
     assert re.search(detail, found[name])
@@ -262,6 +262,12 @@ def test_every_check_has_been_broken_and_says_what_it_checks():
     assert {name for name, _, _ in BROKEN} == {check_name(check) for check in CHECKS}
     for check in CHECKS:
         assert check_promise(check).endswith(".")
+
+
+def test_the_page_says_what_every_check_means():
+    page = (Path(__file__).parents[2] / "docs" / "vlms.md").read_text()
+    table = page.split("| check | what it means |")[1].split("\n\n")[0]
+    assert re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE) == [check_name(c) for c in CHECKS]
 
 
 class Plain(Toy):

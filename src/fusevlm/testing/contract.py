@@ -31,7 +31,7 @@ from fusevlm.testing.trial import (
     need,
     numbers,
     same_ids,
-)  # fmt: skip
+)
 from fusevlm.types import Generation, Query, Samples
 
 HALF = 1e-2  # of half-precision results
