@@ -295,9 +295,9 @@ def anchor(config: Config, home: Path) -> Config:
     places += [("sample", "model"), ("embed", "towers"), ("adapter", "source")]
     places += [("semantics", "generator"), ("semantics", "nli"), ("sample", "gram")]
     for section, key in places:
-        value = tree[section][key]
+        name, colon, value = tree[section][key].rpartition(":")  # a registered model's NAME:SOURCE
         if value and value not in (EMBEDDED, TRAIN) and (home / value).exists():
-            tree[section][key] = str((home / value).resolve())
+            tree[section][key] = f"{name}{colon}{(home / value).resolve()}"
     return make_config(tree, config.name)
 
 

@@ -22,6 +22,7 @@ from fusevlm.config import CalibrateConfig
 from fusevlm.errors import InputError
 from fusevlm.fuse import probability, thresholds
 from fusevlm.fuse.estimator import Fuse
+from fusevlm.fuse.model import score_model
 from fusevlm.fuse.presets import Options
 from fusevlm.fuse.prior import Prior
 from fusevlm.fuse.thresholds import Threshold
@@ -228,7 +229,7 @@ class Fitted:
     def save(self, folder: Path) -> None:
         """Write the method to a folder."""
         saved = _Saved(self.method.name, self.values, self.map)
-        store.save_object(folder, FILE, KIND, 1, saved)
+        store.save_object(folder / OWN, FILE, KIND, 1, saved)
         if self.fuse is not None:
             self.fuse.save(folder)
         if self.apart is not None:
@@ -240,7 +241,8 @@ def _mapped(u: FloatArray, values: Values, shown: dict[str, FloatArray]) -> Appl
     return Applied(u, np.clip(p, 0.0, 1.0), u, shown)
 
 
-FILE, KIND, APART, FUSE_FILE = "method.json", "fusevlm.Method", "apart", "fuse.json"
+# the Fuse lies in the method's folder itself, where Fuse.load finds it
+FILE, KIND, OWN, APART, FUSE_FILE = "method.json", "fusevlm.Method", "method", "apart", "fuse.json"
 
 
 @dataclass(frozen=True)
@@ -260,7 +262,7 @@ _CLASSES: dict[str, type] = {
 
 def load_method(folder: Path) -> Fitted:
     """What :meth:`Fitted.save` wrote."""
-    saved: _Saved = store.load_object(folder, FILE, KIND, 1, _CLASSES, {})
+    saved: _Saved = store.load_object(folder / OWN, FILE, KIND, 1, _CLASSES, {})
     return Fitted(
         find_method(saved.name),
         Fuse.load(folder) if (folder / FUSE_FILE).is_file() else None,
@@ -325,7 +327,7 @@ def _values(u: FloatArray, wrong: BoolArray, config: CalibrateConfig, kind: str)
 
 def _read_out(method: Method, fuse: Fuse, queries: Queries, config: CalibrateConfig) -> Fitted:
     """A readout of a fitted form: a column of its own, with what it learnt on the tuning part."""
-    scores, wrong = fuse.score(queries), queries.wrong
+    scores, wrong = score_model(fuse.model, queries, fuse.options, warn=False), queries.wrong
     tune, _ = _parts(len(queries), config)
     learn = LEARNERS.get(method.readout)
     map_ = None if learn is None else learn(fuse, scores, queries, tune)
