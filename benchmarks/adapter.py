@@ -22,7 +22,6 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from fusevlm.cli.tables import layout
 from fusevlm.priors.gp.adapter import GpAdapter
 from fusevlm.priors.gp.bound import bound_and_gradient, decoder_of
 from fusevlm.priors.gp.objectives import objective_for
@@ -30,6 +29,7 @@ from fusevlm.priors.gp.options import resolve
 from fusevlm.priors.gp.parallel import Team
 from fusevlm.priors.gp.task import prepare
 from fusevlm.priors.gp.train import adam_step, first_state
+from fusevlm.render.text import layout
 
 D, Q, M = 768, 10, 250
 CPU = torch.device("cpu")
