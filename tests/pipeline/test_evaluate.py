@@ -252,7 +252,7 @@ def test_the_papers_guarantee_comes_from_queries_kept_apart(finished):
     assert method.threshold(GUARANTEED, 0.2, 0.1).n_calibration == 60
     queries = read_scored(root, "test", "last")
     judged = method.judge(queries)
-    own, apart = (f.score(queries.samples, queries.s).u for f in (method.fuse, method.apart))
+    own, apart = (f.score(queries.samples, s=queries.s).u for f in (method.fuse, method.apart))
     theta = method.threshold(EMPIRICAL, 0.2, 0.1)
     at = float(np.median(np.r_[own, apart]))
     for rule, u in {EMPIRICAL: own, GUARANTEED: apart}.items():
