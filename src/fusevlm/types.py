@@ -149,7 +149,7 @@ def _logprobs(value: Any, name: str) -> FloatArray:
     return _frozen(np.minimum(array, 0.0))
 
 
-def _frozen(array: Any) -> Any:
+def _frozen(array: Any) -> np.ndarray[Any, Any]:
     """A read-only copy."""
     own = np.array(array)
     own.flags.writeable = False
@@ -238,11 +238,14 @@ class Semantics:
 
     def first(self, n: int) -> Semantics:
         """Of the first n samples."""
-        keep = None if self.between is None else [*range(n), len(self.between) - 1]
+        between = self.between
+        if between is not None:
+            keep = [*range(n), len(between) - 1]
+            between = between[np.ix_(keep, keep)]
         return replace(
             self,
             meanings=None if self.meanings is None else self.meanings[:n],
-            between=None if self.between is None else self.between[np.ix_(keep, keep)],
+            between=between,
         )
 
 

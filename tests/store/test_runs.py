@@ -199,11 +199,11 @@ def test_grams_can_be_kept_instead_of_hidden_states(llava, tmp_path):  # noqa: F
     sampled(llava, tmp_path / "hidden", 30)
     kept = [g.samples for g in read_generations(tmp_path / "hidden")]
     s = simulate.queries(30, n_samples=2, d=4).s
-    fuse = Fuse("paper").fit(kept, s)
+    fuse = Fuse("paper").fit(kept, s=s)
     sampled(llava, tmp_path / "gram", 30, gram_of=fuse)
     grams = [g.samples for g in read_generations(tmp_path / "gram")]
     assert all(q.embeddings is None and q.gram.shape == (4, 4) for q in grams)
-    one, two = fuse.score(kept, s), fuse.score(grams, s)
+    one, two = fuse.score(kept, s=s), fuse.score(grams, s=s)
     np.testing.assert_allclose(one.u, two.u, rtol=1e-4)
     size = {
         k: sum(p.stat().st_size for p in (tmp_path / k).glob("*.safetensors"))
