@@ -55,7 +55,7 @@ start = time.perf_counter()
 s = assistant.adapter.statistics(image, text)["s"]
 prior = time.perf_counter() - start
 start = time.perf_counter()
-assistant.fuse.predict_proba([g.samples for g in found], s)
+assistant.fuse.predict_proba([g.samples for g in found], s=s)
 fusion = time.perf_counter() - start
 print(json.dumps([imported, statistics.median(seconds), sampling, embedding, prior, fusion]))
 """

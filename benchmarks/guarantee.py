@@ -25,8 +25,8 @@ from fusevlm.store.runs import read_run
 def population(run: Path, preset: str) -> tuple[Fuse, np.ndarray, np.ndarray]:
     layer = read_run(run).score.layer
     fit, rest = (read_scored(run, split, layer) for split in ("calibration", "test"))
-    fuse = Fuse(preset, threshold_share=0.0).fit(fit.samples, fit.s, fit.wrong)
-    return fuse, fuse.score(rest.samples, rest.s).u, rest.wrong
+    fuse = Fuse(preset, threshold_share=0.0).fit(fit.samples, fit.wrong, s=fit.s)
+    return fuse, fuse.score(rest.samples, s=rest.s).u, rest.wrong
 
 
 def draws(

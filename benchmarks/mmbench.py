@@ -169,7 +169,7 @@ def measure(
     known = [samples[i] for i in fit]
     paper = Fuse("paper", z=2.0).fit(known)
     columns[EVIDENCE] = paper.score(samples).evidence
-    columns[PRACTICAL] = Fuse("practical").fit(known, None, wrong[fit]).score(samples).u
+    columns[PRACTICAL] = Fuse("practical").fit(known, wrong[fit]).score(samples).u
     aurocs = {name: metrics.auroc(u[rest], wrong[rest]) for name, u in columns.items()}
     return {"accuracy": 1.0 - float(wrong[rest].mean()), **aurocs}, missing
 

@@ -50,13 +50,13 @@ def test_tiny_positive_rounding_in_logprobs_is_forgiven():
         (lambda f, w: f.fit([], None), "samples is empty"),
         (lambda f, w: f.fit(w.samples[0], None), "got a single one"),
         (lambda f, w: f.fit([{"texts": []}], None), r"samples\[0\] is a dict"),
-        (lambda f, w: f.fit(w.samples, w.s[:-1]), "s has 299 value"),
-        (lambda f, w: f.fit(w.samples, np.full(300, np.nan)), "300 NaN"),
-        (lambda f, w: f.fit(w.samples, w.s, w.wrong[:5]), "wrong has 5 value"),
-        (lambda f, w: f.fit(w.samples, w.s, w.wrong * 2.0), "only 0"),
-        (lambda f, w: f.fit(w.samples, w.s, ["no"] * 300), "not numeric"),
-        (lambda f, w: f.fit(w.samples, w.s, w.wrong, extra={"x": [1.0]}), "extra\\['x'\\] has 1"),
-        (lambda f, w: f.fit(w.samples[:2], w.s[:2]), "at least 3"),
+        (lambda f, w: f.fit(w.samples, s=w.s[:-1]), "s has 299 value"),
+        (lambda f, w: f.fit(w.samples, s=np.full(300, np.nan)), "300 NaN"),
+        (lambda f, w: f.fit(w.samples, w.wrong[:5], s=w.s), "wrong has 5 value"),
+        (lambda f, w: f.fit(w.samples, w.wrong * 2.0, s=w.s), "only 0"),
+        (lambda f, w: f.fit(w.samples, ["no"] * 300, s=w.s), "not numeric"),
+        (lambda f, w: f.fit(w.samples, w.wrong, s=w.s, extra={"x": [1.0]}), "extra\\['x'\\] has 1"),
+        (lambda f, w: f.fit(w.samples[:2], s=w.s[:2]), "at least 3"),
         (lambda f, w: f.fit([*w.samples[:5], Samples(["a"])], None), "query 5 has no embeddings"),
     ],
 )
@@ -68,19 +68,19 @@ def test_fit(world, preset, call, message):
 
 def test_scoring_before_fitting(world):
     with pytest.raises(NotFittedError, match="call fit"):
-        Fuse().score(world.samples, world.s)
+        Fuse().score(world.samples, s=world.s)
     with pytest.raises(NotFittedError, match="call fit"):
-        Fuse().decide(world.samples, world.s)
+        Fuse().decide(world.samples, s=world.s)
     with pytest.raises(NotFittedError, match="call fit"):
         Fuse().save("nowhere")
 
 
 def test_another_width_at_scoring_is_named(world):
-    fuse = Fuse().fit(world.samples, world.s, world.wrong)
+    fuse = Fuse().fit(world.samples, world.wrong, s=world.s)
     q = world.samples[0]
     other = Samples(q.texts, q.token_logprobs, np.ones((8, 5)), q.answer, q.answer_logprobs)
     with pytest.raises(InputError, match="query 0 has embeddings of 5 features; the fit had 24"):
-        fuse.score([other], [0.0])
+        fuse.score([other], s=[0.0])
 
 
 def test_one_sample_per_query_is_refused_where_a_volume_is_needed(world):
@@ -89,7 +89,7 @@ def test_one_sample_per_query_is_refused_where_a_volume_is_needed(world):
         for q in world.samples
     ]
     with pytest.raises(InputError, match="at least 2 sampled responses; got 1"):
-        Fuse("paper").fit(single, world.s)
+        Fuse("paper").fit(single, s=world.s)
 
 
 @pytest.mark.parametrize("preset", ["paper", "practical"])
@@ -105,8 +105,8 @@ def test_all_answers_equal_is_finite(world, preset):
         )
         for q in world.samples
     ]
-    fuse = Fuse(preset).fit(same, world.s, world.wrong)
-    x = fuse.score(same, world.s)
+    fuse = Fuse(preset).fit(same, world.wrong, s=world.s)
+    x = fuse.score(same, s=world.s)
     assert np.all(np.isfinite(x.u))
     assert np.all(x.n_distinct == 1)
     assert np.all(np.isfinite(fuse.predict_proba(x)))
@@ -119,7 +119,7 @@ def test_constant_embeddings_everywhere_are_refused(world, preset):
         for q in world.samples
     ]
     with pytest.raises(InputError, match="all response embeddings are equal"):
-        Fuse(preset).fit(constant, world.s, world.wrong)
+        Fuse(preset).fit(constant, world.wrong, s=world.s)
 
 
 def test_zero_embedding_cannot_be_normalised(world):
@@ -134,8 +134,8 @@ def test_zero_embedding_cannot_be_normalised(world):
 @pytest.mark.parametrize("preset", ["paper", "practical"])
 @pytest.mark.parametrize("labels", [np.zeros, np.ones])
 def test_one_class_of_labels_is_finite(world, preset, labels):
-    fuse = Fuse(preset).fit(world.samples, world.s, labels(300))
-    x = fuse.score(world.samples, world.s)
+    fuse = Fuse(preset).fit(world.samples, labels(300), s=world.s)
+    x = fuse.score(world.samples, s=world.s)
     assert np.all(np.isfinite(x.u))
     decided = fuse.decide(x, risk=0.2)
     assert decided.coverage == (pytest.approx(1.0, abs=0.05) if not labels(1)[0] else 0.0)
@@ -144,8 +144,8 @@ def test_one_class_of_labels_is_finite(world, preset, labels):
 @pytest.mark.parametrize("preset", ["paper", "practical"])
 def test_calibration_set_of_three(preset):
     three = simulate.queries(3, n_samples=5, d=12, seed=1)
-    fuse = Fuse(preset).fit(three.samples, three.s, [0, 1, 0])
-    x = fuse.score(three.samples, three.s)
+    fuse = Fuse(preset).fit(three.samples, [0, 1, 0], s=three.s)
+    x = fuse.score(three.samples, s=three.s)
     assert np.all(np.isfinite(x.u))
     assert np.all(np.isfinite(fuse.predict_proba(x)))
     assert 0.0 <= fuse.decide(x).coverage <= 1.0
@@ -153,42 +153,42 @@ def test_calibration_set_of_three(preset):
 
 def test_more_samples_than_features():
     many = simulate.queries(200, n_samples=30, d=6, seed=2)
-    fuse = Fuse(normalize=False).fit(many.samples, many.s, many.wrong)
-    x = fuse.score(many.samples, many.s)
-    assert np.corrcoef(x.parts["logdet"], many.u)[0, 1] > 0.8
+    fuse = Fuse(normalize=False).fit(many.samples, many.wrong, s=many.s)
+    x = fuse.score(many.samples, s=many.s)
+    assert np.corrcoef(x.parts["logdet"], many.columns["u"])[0, 1] > 0.8
     with pytest.raises(InputError, match="need n ≤ d"):
-        Fuse("paper").fit(many.samples, many.s, many.wrong)
+        Fuse("paper").fit(many.samples, many.wrong, s=many.s)
 
 
 def test_grid_options_need_labels(world):
     for options in ({"alpha": "grid"}, {"noise": "tempered"}, {"probability": "platt"}):
         with pytest.raises(InputError, match="needs labels"):
-            Fuse("paper", **options).fit(world.samples, world.s)
+            Fuse("paper", **options).fit(world.samples, s=world.s)
     with pytest.raises(InputError, match="needs both right and wrong"):
-        Fuse("paper", alpha="grid").fit(world.samples, world.s, np.zeros(300))
+        Fuse("paper", alpha="grid").fit(world.samples, np.zeros(300), s=world.s)
     for preset in ("paper", "practical"):
         for name in ("alpha", "z", "shrinkage"):
             with pytest.raises(InputError, match=f"{name} is 'best'"):
                 Fuse(preset, **{name: "best"})
     with pytest.raises(InputError, match="needs both right and wrong"):
-        Fuse("paper", noise="tempered").fit(world.samples, world.s, np.zeros(300))
+        Fuse("paper", noise="tempered").fit(world.samples, np.zeros(300), s=world.s)
 
 
 def test_without_log_probabilities_the_evidence_goes_unweighted(world, caplog):
     mute = [
         Samples(q.texts, None, q.embeddings, q.answer, q.answer_logprobs) for q in world.samples
     ]
-    fuse = Fuse().fit(mute, world.s, world.wrong)
+    fuse = Fuse().fit(mute, world.wrong, s=world.s)
     assert "goes unweighted" in caplog.text
-    plain = Fuse(alpha=0).fit(mute, world.s, world.wrong)
-    np.testing.assert_allclose(fuse.score(mute, world.s).u, plain.score(mute, world.s).u)
+    plain = Fuse(alpha=0).fit(mute, world.wrong, s=world.s)
+    np.testing.assert_allclose(fuse.score(mute, s=world.s).u, plain.score(mute, s=world.s).u)
     with pytest.raises(InputError, match="no token_logprobs to"):
-        Fuse(alpha=2.0).fit(mute, world.s)
+        Fuse(alpha=2.0).fit(mute, s=world.s)
 
 
 def test_names_of_further_evidence_are_checked(world):
     with pytest.raises(InputError, match="'logdet', which is a name of fusevlm's own"):
-        Fuse().fit(world.samples, world.s, extra={"logdet": world.s})
-    fuse = Fuse().fit(world.samples, world.s, world.wrong)
+        Fuse().fit(world.samples, s=world.s, extra={"logdet": world.s})
+    fuse = Fuse().fit(world.samples, world.wrong, s=world.s)
     with pytest.raises(InputError, match="'entropy', which the fit did not have"):
-        fuse.score(world.samples, world.s, extra={"entropy": world.s})
+        fuse.score(world.samples, s=world.s, extra={"entropy": world.s})

@@ -146,11 +146,10 @@ def _logprobs(value: Any, name: str) -> FloatArray:
             f"{name} holds {array.max():g}; log-probabilities are at most 0. "
             f"Pass log-softmax values, not raw logits or probabilities."
         )
-    frozen: FloatArray = _frozen(np.minimum(array, 0.0))
-    return frozen
+    return _frozen(np.minimum(array, 0.0))
 
 
-def _frozen(array: Any) -> Any:
+def _frozen(array: Any) -> np.ndarray[Any, Any]:
     """A read-only copy."""
     own = np.array(array)
     own.flags.writeable = False

@@ -4,11 +4,13 @@ The truth is known: u ~ N(0, 1) and P(wrong | u) is a given function, so the sel
 R(θ) = E[P(wrong | U) | U ≤ θ] comes from numerical integration.
 """
 
+import logging
+
 import numpy as np
 import pytest
 from scipy import stats
 
-from fusevlm import thresholds
+from fusevlm import Fuse, Samples, thresholds
 
 REPETITIONS, SIZE, RISK, DELTA = 1000, 500, 0.2, 0.1
 SLACK = 3 * np.sqrt(DELTA * (1 - DELTA) / REPETITIONS)
@@ -106,3 +108,29 @@ def test_risk_table_rows_hold_together():
             for theta, limit in zip(table.threshold, table.guaranteed_risk, strict=True)
         )
     assert missed / REPETITIONS <= DELTA + SLACK
+
+
+@pytest.mark.parametrize("rule", ["learn_then_test", "clopper_pearson"])
+def test_no_promise_where_weights_and_threshold_saw_the_same_labels(rule, caplog):
+    """40 pieces of noise as evidence, base risk 0.3: any answered set has a risk above 0.2.
+
+    Fitted and thresholded on the same labels, something is answered far more often than δ allows,
+    so nothing may be promised; with queries kept apart the promise is given, and kept.
+    """
+    size, repetitions = 150, 200
+    texts = [Samples(["a"])] * size
+    answered, promised = {0.0: 0, 0.5: 0}, {0.0: 0, 0.5: 0}
+    rng = np.random.default_rng(4)
+    caplog.set_level(logging.ERROR)
+    for _ in range(repetitions):
+        wrong = rng.random(size) < 0.3
+        noise = {f"e{k}": rng.standard_normal(size) for k in range(40)}
+        for share in answered:
+            fuse = Fuse(threshold_share=share).fit(texts, wrong, extra=noise)
+            found = fuse.threshold(risk=RISK, delta=DELTA, rule=rule)
+            answered[share] += found.feasible
+            promised[share] += found.guaranteed_risk is not None
+    slack = 3 * np.sqrt(DELTA * (1 - DELTA) / repetitions)
+    assert answered[0.0] / repetitions > 2 * DELTA
+    assert promised[0.0] == 0
+    assert promised[0.5] == answered[0.5] <= (DELTA + slack) * repetitions

@@ -175,7 +175,7 @@ def test_ask_is_what_the_parts_say(home, done):
     pair = towers.images([load_image(picture)]), towers.texts(["what colour"]).vectors
     s = GpAdapter.load(run / "adapter" / "model").statistics(*pair)["s"]
     fuse = Fuse.load(run / "calibrate" / "practical")
-    scores = fuse.score([said.samples], s)
+    scores = fuse.score([said.samples], s=s)
     assert found.answer == said.samples.answer
     assert sum(found.samples.values()) == 4
     assert found.samples == {t: said.samples.texts.count(t) for t in said.samples.texts}

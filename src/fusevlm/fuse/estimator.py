@@ -114,9 +114,9 @@ class Fuse:
     """
 
     def __init__(self, preset: str = "practical", **options: Any) -> None:
+        self.options = resolve(preset, options)
         self.preset = preset
         self._given = options
-        self.options = resolve(preset, options)
         self._model: Model | None = None
         self._threshold_data: ThresholdData | None = None
 
