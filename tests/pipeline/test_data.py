@@ -115,6 +115,6 @@ def test_a_misspelt_unit_is_refused_and_a_known_one_is_kept(tables, tmp_path):
     with pytest.raises(InputError, match="scene"):
         run_stages(tmp_path / "run", config, only="data")
     config = tables([("what", "a.png"), ("how", "a.png")], [("where", "b.png")])
-    run_stages(tmp_path / "run", config, only="data")
-    units = [q.metadata["unit"] for q in read_asked(tmp_path / "run")]
+    run_stages(tmp_path / "other", config, only="data")
+    units = [q.metadata["unit"] for q in read_asked(tmp_path / "other")]
     assert units[0] == units[1] != units[2]

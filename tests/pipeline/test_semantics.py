@@ -1,6 +1,7 @@
-"""Stage semantics on stored answers; models that mean something are tested in tests/semantics."""
+"""Stage semantics on stored answers, and with a tiny inference model from the file to the table."""
 
 import dataclasses
+import json
 
 import numpy as np
 import pytest
@@ -8,113 +9,63 @@ import pytest
 from fusevlm.config import change_config
 from fusevlm.pipeline import semantics
 from fusevlm.pipeline.run import Work, run_stages
-from fusevlm.pipeline.score import ABSENT, read_inputs
-from fusevlm.pipeline.semantics import Meaning, Tools, meanings, read_meanings
+from fusevlm.pipeline.score import ABSENT, read_table
+from fusevlm.pipeline.semantics import read_semantics
+from fusevlm.scores import NEEDS, compute_scores
 from fusevlm.semantics.strings import by_string
-from fusevlm.types import Query, Samples
+from fusevlm.types import Semantics
 
 
-def said(*texts, answer="red"):
-    return Query("q", "what color?", ["x.png"]), Samples(list(texts), answer=answer)
-
-
-def tools(config, tmp_path, **changes):
-    wanted = dataclasses.replace(config.semantics, **changes)
-    return Tools(dataclasses.replace(config, semantics=wanted), tmp_path / "cache.sqlite")
-
-
-def test_the_default_needs_no_model_and_stores_clusters(finished):
+def test_the_default_needs_no_model_and_stores_meanings(finished):
     root, _, world = finished
-    found = read_meanings(root)
+    found = read_semantics(root)
     assert len(found) == len(world.samples)
-    for (_, meaning), samples in zip(sorted(found.items()), world.samples, strict=False):
-        assert len(meaning.clusters) == len(samples.texts)
-        assert meaning.similarity is None
-        assert meaning.agreement is None
-        assert meaning.p_true is None
+    for (_, meant), samples in zip(sorted(found.items()), world.samples, strict=False):
+        assert len(meant.meanings) == len(samples.texts)
+        assert meant.similarity is None
+        assert meant.rephrasings is None
+        assert meant.p_true is None
     first = found["calibration/0"]
-    np.testing.assert_array_equal(first.clusters, by_string(world.samples[0].texts))
+    np.testing.assert_array_equal(first.meanings, by_string(world.samples[0].texts))
 
 
-def test_string_similarity_is_equality_with_the_answer_last(finished, tmp_path):
-    _, config, _ = finished
-    kit = tools(config, tmp_path, similarity="string")
-    (found,) = meanings(kit, [said("Red.", "blue", "red", answer="blue")])
-    assert found.similarity.tolist() == [[1, 0, 1], [0, 1, 0], [1, 0, 1]]
-    assert found.answer_similarity.tolist() == [0, 1, 0]
-
-
-def test_sentence_clusters_come_from_their_similarity(finished, tmp_path, monkeypatch):
-    _, config, _ = finished
-    kit = tools(config, tmp_path, similarity="string", clusters="sentences", threshold=0.5)
-    (found,) = meanings(kit, [said("red", "blue", "Red")])
-    assert found.clusters.tolist() == [0, 1, 0]
-
-
-class Echo:
-    """A back-end that answers every question with its last word, and counts."""
-
-    def __init__(self):
-        self.asked = []
-
-    def sample(self, queries, n, temperatures, seed):
-        from fusevlm.types import Generation
-
-        for query in queries:
-            self.asked.append(query.question)
-            word = query.question.split()[-1]
-            yield Generation(query.id, Samples([word] * n, answer=word))
-
-
-def test_agreement_asks_the_model_the_rephrased_question(finished, tmp_path):
-    _, config, _ = finished
-    kit = tools(config, tmp_path, rephrase="templates", rephrasings=2)
-    kit._made["vlm"] = Echo()
-    query = dataclasses.replace(said("red")[0], question="is it red")
-    (found,) = meanings(kit, [(query, Samples(["red"], answer="red"))])
-    assert found.agreement.tolist() == [True, True]
-    assert len(kit.vlm.asked) == 2
-    assert all("is it red" in question for question in kit.vlm.asked)
-
-
-def test_what_is_stored_comes_back(tmp_path):
-    meaning = Meaning(np.array([0, 1]), np.eye(3), np.array([True, False, True]), 0.25)
-    rows, arrays = semantics._packed(["a", "b"], [meaning, Meaning()])
-    assert rows["agreement"] == [[True, False, True], None]
+def test_what_is_stored_comes_back():
+    meant = Semantics(np.array([0, 1]), np.eye(3), np.array([True, False, True]), 0.25)
+    rows, arrays = semantics._packed(["a", "b"], [meant, Semantics()])
+    assert rows["rephrasings"] == [[True, False, True], None]
     assert rows["p_true"] == [0.25, None]
     assert list(arrays) == ["0"]
 
 
-def test_a_stopped_stage_goes_on(run, finished, monkeypatch):
+def test_a_stopped_stage_goes_on(run, monkeypatch):
     """The second part fails once; the first is not made again."""
     folder, config = run
     before = (folder / "semantics" / "part-00000.json").read_bytes()
     config = change_config(config, ["semantics.similarity=string"])
     made = []
-    real = semantics.meanings
+    real = semantics.find_semantics
 
-    def stop_at_the_second(kit, batch):
+    def stop_at_the_second(tools, batch, needed):
         made.append(len(batch))
         if len(made) == 2:
             raise KeyboardInterrupt
-        return real(kit, batch)
+        return real(tools, batch, needed)
 
-    monkeypatch.setattr(semantics, "meanings", stop_at_the_second)
+    monkeypatch.setattr(semantics, "find_semantics", stop_at_the_second)
     with pytest.raises(KeyboardInterrupt):
         run_stages(folder, config, only="semantics", redo="semantics")
     run_stages(folder, config, only="semantics")
     assert made == [100, 100, 100, 70]
     assert (folder / "semantics" / "part-00000.json").read_bytes() != before
-    assert all(m.similarity is not None for m in read_meanings(folder).values())
+    assert all(m.similarity is not None for m in read_semantics(folder).values())
 
 
 def test_scores_that_need_more_say_so_and_appear_when_it_is_there(run):
-    import json
-
     folder, config = run
     absent = json.loads((folder / "score" / ABSENT).read_text())
-    assert absent["eigv"] == "the run has no similarity"
-    assert absent["neighborhood"] == "the run has no agreement"
+    assert absent["eigv"].startswith("the run has no similarity")
+    assert NEEDS["similarity"] in absent["eigv"]
+    assert NEEDS["rephrasings"] in absent["neighborhood"]
     config = change_config(config, ["semantics.similarity=string"])
     run_stages(folder, config, redo="semantics")
     absent = json.loads((folder / "score" / ABSENT).read_text())
@@ -122,23 +73,47 @@ def test_scores_that_need_more_say_so_and_appear_when_it_is_there(run):
     assert "lofreecp" not in absent
 
 
+def test_the_run_computes_just_what_its_baselines_need(run, monkeypatch):
+    folder, config = run
+    config = change_config(
+        config,
+        ['score.baselines=["g_nll", "distinct"]', "semantics.similarity=string",
+         'calibrate.methods=["g_nll"]'],
+    )  # fmt: skip
+    asked = []
+    real = semantics.find_semantics
+    monkeypatch.setattr(
+        semantics, "find_semantics", lambda t, b, needed: asked.append(needed) or real(t, b, needed)
+    )
+    from fusevlm.store import parts
+
+    read = set()
+    checked = parts._checked
+    monkeypatch.setattr(
+        parts, "_checked", lambda f, p, e: read.add((f.name, e)) or checked(f, p, e)
+    )
+    run_stages(folder, config, redo="semantics")
+    assert set(map(frozenset, asked)) == {frozenset()}
+    assert ("sample", "safetensors") not in read  # no hidden state was loaded in any stage
+    table = json.loads((folder / "evaluate" / "results.json").read_text())
+    assert list(table["slices"][0]["methods"]) == ["g_nll"]
+
+
 def test_no_score_reads_a_test_label(run):
     """Wrong labels of test queries are turned round: every column stays as it is."""
-    from fusevlm.scores import compute_scores
-
     folder, config = run
     config = change_config(config, ["semantics.similarity=string"])
     run_stages(folder, config, redo="semantics")
-    inputs = read_inputs(folder, config).inputs
-    test = np.setdiff1d(np.arange(len(inputs)), inputs.fit)
-    turned = inputs.wrong.copy()
-    turned[test] = ~turned[test]
-    columns, _ = compute_scores(inputs)
-    again, _ = compute_scores(dataclasses.replace(inputs, wrong=turned))
+    queries, _ = read_table(folder, config, states=set(NEEDS))
+    turned = queries.wrong.copy()
+    turned[queries.test] = ~turned[queries.test]
+    columns, _ = compute_scores(queries)
+    again, _ = compute_scores(dataclasses.replace(queries, wrong=turned))
     assert "lofreecp" in columns
+    assert "clm_size" in columns
     for name, column in columns.items():
         np.testing.assert_array_equal(column, again[name], err_msg=name)
-    assert not any(inputs.sample_wrong[i].any() for i in test)
+    assert not any(queries.sample_wrong[i].any() for i in queries.test)
 
 
 def test_progress_counts_queries(run):
