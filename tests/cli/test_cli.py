@@ -1,6 +1,7 @@
 """The command line, in process: output, JSON, exit codes, and what it imports."""
 
 import csv
+import dataclasses
 import json
 import subprocess
 import sys
@@ -11,7 +12,7 @@ import pytest
 from pyarrow import parquet
 
 from fusevlm import metrics, thresholds
-from fusevlm.cli import COMMANDS, main
+from fusevlm.cli import COMMANDS, main, tables, without_redo
 
 
 @pytest.fixture
@@ -33,7 +34,7 @@ def test_metrics(table, capsys):
     found = json.loads(capsys.readouterr().out)
     assert found["auroc"]["estimate"] == pytest.approx(metrics.auroc(u, wrong))
     assert found["ece"]["low"] <= found["ece"]["high"]
-    assert main(["metrics", str(path), "--boot", "50", "--cluster", "image"]) == 0
+    assert main(["metrics", str(path), "--boot", "50", "--unit", "image"]) == 0
     out = capsys.readouterr().out
     assert f"200 queries, {wrong.sum()} wrong" in out
     assert f"{metrics.auroc(u, wrong):.4f}" in out
@@ -93,7 +94,7 @@ def test_other_table_formats(table, tmp_path, capsys, suffix):
     [
         (None, [], "cannot read"),
         ("u,wrong\n", [], "holds no rows"),
-        ("v,wrong\n1,0\n", [], "no column 'u'; it has v, wrong"),
+        ("v,wrong\n1,0\n", [], "no column 'u'. Known are: v, wrong."),
         ("u,wrong\n1,0\nx,1\n", [], "u is not numeric"),
         ("u,wrong\n1,0\n2,7\n", [], "only 0"),
         ("u,wrong\n1,0\n2,1\n", ["--boot", "0"], "n_boot"),
@@ -134,14 +135,15 @@ def test_an_unwritable_folder_is_said(tmp_path, capsys):
     blocked.write_text("")
     words = ["demo", "--simulation", "--limit", "160", "--quiet"]
     assert main([*words, "--out", str(blocked / "below")]) == 1
-    assert "Choose another --out" in capsys.readouterr().err
+    assert "choose another folder" in capsys.readouterr().err
 
 
 def test_interruption_has_its_own_exit_code(monkeypatch, capsys):
     def interrupt(args):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("fusevlm.cli.moments.run", interrupt)
+    verb = dataclasses.replace(tables.VERBS["moments"], run=interrupt)
+    monkeypatch.setitem(tables.VERBS, "moments", verb)
     assert main(["moments", "4", "2"]) == 130
     assert "Go on with: fusevlm moments 4 2\n" in capsys.readouterr().err
 
@@ -151,11 +153,41 @@ def test_no_command_prints_the_help(capsys):
     assert "exit codes" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("words", [["bogus"], ["metrics"], ["threshold", "x", "--risk", "high"]])
+@pytest.mark.parametrize("words", [["metrics"], ["threshold", "x", "--risk", "high"]])
 def test_wrong_usage_exits_with_2(words, capsys):
     with pytest.raises(SystemExit) as stopped:
         main(words)
     assert stopped.value.code == 2
+
+
+@pytest.mark.parametrize(
+    ("word", "cure"),
+    [
+        ("smaple", "Did you mean 'sample'?"),
+        ("calibate", "Did you mean 'calibrate'?"),
+        ("bogus", "Known are: demo, ask, run, sample, embed, "),
+    ],
+)
+def test_a_misspelt_command_is_refused_with_the_nearest(word, cure, capsys):
+    assert main([word, "own.toml", "--limit", "3"]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith(f"fusevlm: no command is called {word!r}. {cure}")
+
+
+@pytest.mark.parametrize(
+    ("words", "again"),
+    [
+        ("run a.toml --redo score --limit 3", "run a.toml --limit 3"),
+        ("run a.toml --redo=score", "run a.toml"),
+        ("demo --redo score", "demo"),
+        ("sample --redo runs/a", "sample runs/a"),
+        ("score runs/a --redo --set score.layer=middle", "score runs/a --set score.layer=middle"),
+        ("adapter train p.npy --fresh --out a", "adapter train p.npy --out a"),
+    ],
+)
+def test_going_on_does_not_begin_anew(words, again):
+    assert without_redo(words.split()) == again.split()
 
 
 @pytest.mark.parametrize("verb", COMMANDS)

@@ -1,14 +1,15 @@
 import pytest
-from fusevlm.pipeline.ablations import ABLATIONS
-from fusevlm.pipeline.bench_config import parse_criterion, read_bench
 
 from fusevlm.errors import InputError
 from fusevlm.pipeline import cost
+from fusevlm.pipeline.bench import parse_criterion, read_bench
+from fusevlm.pipeline.methods import METHODS
+from fusevlm.scores import SCORES
 
 TOML = """
 [bench]
 rows = "ablations"
-generations = [2, 5]
+samples = [2, 5]
 criteria = ["exact_match", "rouge_l@0.3"]
 [[dataset]]
 name = "one"
@@ -48,9 +49,36 @@ def test_places_are_datasets_times_models(config):
     )  # fmt: skip
     assert big.data.n_test == 1000
     assert bench.places["two, small"].sample.model == "embedded"
-    assert bench.compare.criteria == (("exact_match", None), ("rouge_l", 0.3))
-    assert not any("jitter" in name for name in bench.compare.rows)
-    assert read_bench(config(TOML.replace('"ablations"', '"all"'))).compare.rows == tuple(ABLATIONS)
+    assert bench.curves.criteria == (("exact_match", None), ("rouge_l", 0.3))
+    assert bench.curves.samples == (2, 5)
+
+
+def methods(bench):
+    (found,) = {place.calibrate.methods for place in bench.places.values()}
+    return found
+
+
+def test_every_place_compares_all_baselines_and_the_rows_of_fuse(config):
+    found = methods(read_bench(config(TOML)))
+    assert found[: len(SCORES)] == tuple(SCORES)
+    assert not any("jitter" in name for name in found)
+    assert {"practical", "paper", "prior-only", "paper_mean"} <= set(found)
+    every = methods(read_bench(config(TOML.replace('"ablations"', '"all"'))))
+    assert every == (*SCORES, *METHODS)
+    few = TOML.replace('"ablations"', '["paper"]') + '[score]\nbaselines = ["ntl", "distinct"]\n'
+    assert methods(read_bench(config(few))) == ("ntl", "distinct", "paper")
+    own = TOML + '[calibrate]\nmethods = ["practical", "g_nll"]\nseed = 7\n'
+    bench = read_bench(config(own))
+    assert methods(bench) == ("practical", "g_nll")
+    assert {place.calibrate.seed for place in bench.places.values()} == {7}
+
+
+def test_a_limit_is_that_of_every_place(config):
+    bench = read_bench(config(TOML), limit=20)
+    assert {(p.data.n_calibration, p.data.n_test) for p in bench.places.values()} == {(20, 20)}
+    assert read_bench(config(TOML), limit=600).places["one, big"].data.n_calibration == 500
+    with pytest.raises(InputError, match="--limit is 0"):
+        read_bench(config(TOML), limit=0)
 
 
 @pytest.mark.parametrize(
@@ -65,7 +93,14 @@ def test_places_are_datasets_times_models(config):
         ('"rouge_l@0.3"', '"rouge_l@x"', "NAME@LEVEL"),
         ('"exact_match"', '"exact"', "exact_match"),
         ('rows = "ablations"', 'rows = ["papr"]', "Did you mean 'paper'"),
-        ("[2, 5]", "[1]", "generations"),
+        ("[2, 5]", "[1]", "bench.samples is 1; expected a whole number of at least 2"),
+        ("samples =", "generations =", "has no key 'generations'. Known are: rows, samples"),
+        ("samples =", "sample =", "Did you mean 'samples'"),
+        ('rows = "ablations"', 'rows = "most"', "bench.rows is 'most'"),
+        ("[bench]", '[bench]\ncurves = ["g_nl"]', "Did you mean 'g_nll'"),
+        ("[bench]", '[bench]\ncurves = "g_nll"', "bench.curves is 'g_nll'; expected a list"),
+        ("[2, 5]", "5", "bench.samples is 5; expected a list of numbers"),
+        ('rows = "ablations"', "rows = 5", "bench.rows is 5; expected a list of strings"),
         ("[[model]]", "[model]", "Cannot|cannot|not TOML|at least one"),
         ("[sample]", "[sampel]", "Did you mean 'sample'"),
     ],
@@ -75,9 +110,18 @@ def test_mistakes_are_named(config, old, new, message):
         read_bench(config(TOML.replace(old, new)))
 
 
+@pytest.mark.parametrize("name", ["bench", "evaluate"])
+def test_a_value_in_place_of_a_section_is_named(config, name):
+    text = f"{name} = 3\n[[dataset]]\n" + TOML.split("[[dataset]]", 1)[1]
+    with pytest.raises(InputError, match=rf"{name} is 3; expected a section \[{name}\]"):
+        read_bench(config(text))
+
+
 def test_a_benchmark_needs_datasets_and_models(config):
     with pytest.raises(InputError, match=r"at least one \[\[dataset\]\]"):
         read_bench(config('[[model]]\nname = "a"\n'))
+    with pytest.raises(InputError, match=r"at least one \[\[dataset\]\]"):
+        read_bench(config("dataset = [1]\n"))
     with pytest.raises(InputError, match="cannot read"):
         read_bench("nowhere.toml")
 

@@ -9,6 +9,7 @@ from fusevlm.config import (
     as_tree,
     change_config,
     demo_config,
+    limited,
     make_config,
     read_config,
 )
@@ -45,6 +46,24 @@ def test_a_config_survives_as_plain_data():
     assert (config.data.n_calibration, config.data.n_test) == (100, 300)
 
 
+def test_a_limit_only_ever_lowers_the_numbers_of_queries():
+    def numbers(tree, limit):
+        data = limited(make_config({"name": "mine", "data": tree}, "x"), limit).data
+        return data.n_calibration, data.n_test
+
+    assert numbers({"n_calibration": 500, "n_test": 3}, 20) == (20, 3)
+    assert numbers({}, 20) == (20, 20)  # 0 is all
+    assert numbers({"n_calibration": 500}, None) == (500, 0)
+    assert limited(Config(), None) == Config()
+    with pytest.raises(InputError, match="--limit is 0; expected a whole number of at least 1"):
+        limited(Config(), 0)
+
+
+def test_a_table_of_test_queries_alone_is_a_config(tmp_path):
+    config = read_config(written(tmp_path, "[data]\nsource = 'files'\ntest = 'none.csv'\n"))
+    assert (config.data.calibration, config.data.test) == ("", "none.csv")
+
+
 @pytest.mark.parametrize(
     ("change", "section", "key", "value"),
     [
@@ -55,6 +74,10 @@ def test_a_config_survives_as_plain_data():
         ("sample.half=true", "sample", "half", True),
         ('evaluate.slices=["a", "b"]', "evaluate", "slices", ("a", "b")),
         ("sample.model=some/model", "sample", "model", "some/model"),
+        ("sample.model=tiny:llava", "sample", "model", "tiny:llava"),
+        ("data.unit=scene", "data", "unit", "scene"),
+        ("semantics.meanings=none", "semantics", "meanings", "none"),
+        ('score.baselines=["g_nll"]', "score", "baselines", ("g_nll",)),
         ("sample.prompt=Say: {question}=?", "sample", "prompt", "Say: {question}=?"),
     ],
 )
@@ -75,7 +98,17 @@ def test_set_takes_toml_values_and_bare_words(change, section, key, value):
         ("[sample]\nhalf = 1\n", "sample.half is 1; expected true or false"),
         ("[sample]\nlayers = 'last'\n", "sample.layers is 'last'; expected a list of strings"),
         ("sample = 3\n", r"sample is 3; expected a section \[sample\]"),
-        ("[evaluate]\nrisk = 2\n", "evaluate.risk is 2; expected a number strictly between"),
+        ("[evaluate]\nrisk = 2\n", "evaluate.risk is 2.0; expected a number above 0 and below 1"),
+        ("[evaluate]\nrisk = 0\n", "evaluate.risk is 0.0; expected a number above 0 and below 1"),
+        ("[evaluate]\ncluster = 'a'\n", r"\[evaluate\] has no key 'cluster'"),
+        ("[semantics]\nmeanings = 'nly'\n", "semantics.meanings is 'nly'; expected one of 'string'"),
+        ("[semantics]\nmeanings = 'sentences'\n", "needs semantics.similarity too"),
+        ("[data]\nunits = 'a'\n", r"\[data\] has no key 'units'. Did you mean 'unit'"),
+        ("[score]\nbaseline = ['a']\n", "Did you mean 'baselines'"),
+        ("[score]\ncriterion = 'taste'\n", "score.criterion is 'taste'; expected one of 'exact"),
+        ("[adapter]\nstatistic = 't'\n", "adapter.statistic is 't'; expected one of 's'"),
+        ("[data]\nsource = 'vqav2'\n", "name data.folder, data.n_calibration and data.n_test"),
+        ("[sample]\nlayers = []\n", "sample.layers is empty"),
         ("[data]\nsource = 'files'\n", "name data.calibration and data.test"),
         ("[data]\nsource = 'web'\n", "data.source is 'web'; expected one of"),
         ("[adapter]\nsource = 'train'\n", "belong together"),
@@ -115,3 +148,11 @@ def test_paths_are_relative_to_the_file(tmp_path):
     assert config.data.calibration == str(tmp_path / "a.csv")
     assert config.data.test == "none.csv"
     assert config.sample.model == "embedded"
+
+
+def test_the_folder_of_a_registered_model_is_relative_to_the_file_too(tmp_path):
+    (tmp_path / "weights").mkdir()
+    text = "[sample]\nmodel = 'mine:weights'\n[embed]\ntowers = 'mine:elsewhere'\n"
+    config = read_config(written(tmp_path, text))
+    assert config.sample.model == f"mine:{tmp_path / 'weights'}"
+    assert config.embed.towers == "mine:elsewhere"

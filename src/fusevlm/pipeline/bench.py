@@ -85,10 +85,11 @@ def read_bench(path: AnyPath, changes: Sequence[str] = (), limit: int | None = N
     rows, curves = _bench(tree.pop("bench", {}), str(source))
     datasets = _tables(tree, "dataset", [f.name for f in fields(DataConfig)], str(source))
     models = _tables(tree, "model", list(MODEL_KEYS), str(source))
-    for section in tree:
+    for section, value in tree.items():
         known = [*SECTIONS, "bench", "dataset", "model", "name"]
         if section not in known:
             raise InputError(f"{source}: unknown section {section!r}.{checks.hint(section, known)}")
+        _mapping(value, section, str(source))
     places = {}
     for dataset, data in datasets.items():
         for model, settings in models.items():
@@ -116,7 +117,7 @@ def _tables(
     tree: dict[str, Any], kind: str, known: Sequence[str], where: str
 ) -> dict[str, dict[str, Any]]:
     given = tree.pop(kind, None)
-    if not isinstance(given, list) or not given:
+    if not isinstance(given, list) or not given or not all(isinstance(t, dict) for t in given):
         raise InputError(f"{where}: name at least one [[{kind}]].")
     found: dict[str, dict[str, Any]] = {}
     for number, table in enumerate(given, 1):
@@ -137,18 +138,19 @@ def _tables(
 def _bench(tree: Mapping[str, Any], where: str) -> tuple[tuple[str, ...], Curves]:
     """The rows of FUSE and the curves that [bench] asks for."""
     known = ("rows", "samples", "criteria", "curves")
-    for key in tree:
+    for key in _mapping(tree, "bench", where):
         if key not in known:
             raise InputError(f"{where}: [bench] has no key {key!r}.{checks.hint(key, known)}")
-    samples = tuple(
-        checks.count(n, f"{where}: bench.samples", least=2) for n in tree.get("samples", [])
-    )
+    counts = tree.get("samples", [])
+    if not isinstance(counts, list):
+        raise InputError(f"{where}: bench.samples is {counts!r}; expected a list of numbers.")
+    samples = tuple(checks.count(n, f"{where}: bench.samples", least=2) for n in counts)
     criteria = _strings(tree.get("criteria", []), f"{where}: bench.criteria")
     drawn = _strings(tree.get("curves", list(Curves().methods)), f"{where}: bench.curves")
     try:
         for name in drawn:
             find_method(name)
-        rows = rows_of(tree.get("rows", "ablations"))
+        rows = rows_of(_rows_wanted(tree.get("rows", "ablations")))
     except InputError as error:
         raise InputError(f"{where}: {error}") from error
     levels = tuple(parse_criterion(text, where) for text in criteria)
@@ -166,6 +168,16 @@ def parse_criterion(text: str, where: str) -> tuple[str, float | None]:
     except ValueError as error:
         raise InputError(f"{where}: bench.criteria holds {text!r}; expected NAME@LEVEL.") from error
     return name, checks.fraction(value, f"{where}: the level of {text!r}")
+
+
+def _rows_wanted(value: Any) -> str | list[str]:
+    return value if isinstance(value, str) else _strings(value, "bench.rows")
+
+
+def _mapping(value: Any, section: str, where: str) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise InputError(f"{where}: {section} is {value!r}; expected a section [{section}].")
+    return value
 
 
 def _strings(value: Any, where: str) -> list[str]:
