@@ -1,6 +1,7 @@
 """The verbs that work on run folders: run, score … report, ls, validate, demo."""
 
 import json
+import shlex
 import shutil
 
 import pytest
@@ -10,6 +11,7 @@ from fusevlm.cli import main
 from fusevlm.config import as_tree, demo_config
 from fusevlm.pipeline.run import STAGES, run_stages
 from fusevlm.store import runs as folders
+from fusevlm.store import save_json
 
 
 @pytest.fixture(scope="module")
@@ -49,20 +51,93 @@ def test_a_changed_setting_is_refused_then_redone(run, capsys):
     assert str(run / "report" / "index.html") in capsys.readouterr().out
 
 
-def test_a_stale_stage_before_points_to_run(run, capsys):
-    assert main(["report", str(run), "--set", "sample.n=3"]) == 1
+@pytest.mark.parametrize(
+    ("change", "command"),
+    [
+        ("sample.n=3", "sample {run} --set sample.n=3 --redo"),
+        # no verb makes these stages by themselves
+        ("data.seed=3", "run {run} --set data.seed=3 --redo data"),
+        ("adapter.steps=3", "run {run} --set adapter.steps=3 --redo adapter"),
+        ("semantics.seed=3", "run {run} --set semantics.seed=3 --redo semantics"),
+    ],
+)
+def test_a_stale_stage_before_is_redone_by_its_own_command(run, capsys, change, command):
+    """The advice keeps the setting that made the stage stale, and is a command that exists."""
+    assert main(["report", str(run), "--set", change]) == 1
+    stage, err = change.split(".")[0], capsys.readouterr().err
+    assert f"{stage} is stale: {change.split('=')[0]} was " in err
+    assert f"Run: fusevlm {command.format(run=run)}\n" in err
+
+
+def test_the_advised_command_cures(run, capsys):
+    """A stage without a verb of its own: the words of the advice, given as they are."""
+    assert main(["evaluate", str(run), "--set", "semantics.meanings=none"]) == 1
+    advice = capsys.readouterr().err.split("Run: fusevlm ")[1].splitlines()[0]
+    assert main([*shlex.split(advice), "--quiet"]) == 0
+    assert main(["evaluate", str(run), "--set", "semantics.meanings=none", "--quiet"]) == 0
+    absent = json.loads((run / "score" / "absent.json").read_text())
+    assert "semantics.meanings = 'string'" in absent["semantic_entropy_discrete"]
+
+
+def test_redoing_a_stage_alone_never_removes_what_it_rests_on(run, capsys):
+    words = ["run", str(run), "--only", "report"]
+    assert main([*words, "--set", "score.layer=middle"]) == 1
     err = capsys.readouterr().err
-    assert "sample is stale: sample.n was 20 and is now 3" in err
-    assert f"fusevlm run CONFIG --run {run} --redo sample" in err
+    assert f"Run: fusevlm run {run} --set score.layer=middle --redo score\n" in err
+    assert main([*words, "--set", "report.examples=2"]) == 1
+    err = capsys.readouterr().err
+    assert f"fusevlm run {run} --set report.examples=2 --only report --redo report\n" in err
+    assert main([*words, "--redo", "score"]) == 1
+    assert "report alone rests on score" in capsys.readouterr().err
+    assert (run / "score" / "scores.parquet").is_file()  # refused before anything is removed
 
 
-def test_run_accepts_only_and_redo(run, tmp_path, capsys):
+def as_toml(run, path):
     tree = as_tree(folders.read_run(run))
     lines = [f"name = {json.dumps(tree.pop('name'))}"]
     for section, keys in tree.items():
         lines += [f"[{section}]", *[f"{k} = {json.dumps(v)}" for k, v in keys.items()]]
-    path = tmp_path / "config.toml"
     path.write_text("\n".join(lines))
+    return path
+
+
+def test_stage_verbs_take_the_config_of_a_run_too(run, tmp_path, capsys, monkeypatch):
+    path = as_toml(run, tmp_path / "config.toml")
+    folders.remove_stage(run, "evaluate")
+    folders.remove_stage(run, "report")
+    monkeypatch.chdir(tmp_path)  # the run folder is runs/NAME
+    assert main(["report", str(path)]) == 0
+    captured = capsys.readouterr()
+    assert captured.out == "page: runs/simulated/report/index.html\n"
+    said = [line for line in captured.err.splitlines() if "begins" in line]
+    assert said == ["evaluate: begins", "report: begins"]  # it makes what it rests on
+    assert "\r" not in captured.err
+    assert main(["score", str(path), "--run", str(run), "--quiet"]) == 0
+    assert capsys.readouterr().out == f"score: {run / 'score'}\n"
+    assert main(["run", str(run), "--quiet"]) == 0
+    assert "150 test queries; base accuracy" in capsys.readouterr().out
+    assert main(["score", str(run), "--run", "elsewhere"]) == 1
+    assert "--run goes with a TOML file" in capsys.readouterr().err
+    for verb in ("run", "sample"):
+        assert main([verb, "nowhere.toml"]) == 1
+        assert "cannot read nowhere.toml" in capsys.readouterr().err
+        assert main([verb, "nowhere"]) == 1
+        assert "nowhere is no run folder" in capsys.readouterr().err
+
+
+def test_a_limit_makes_another_run(run, tmp_path, capsys):
+    path = as_toml(run, tmp_path / "config.toml")
+    for words in (["run", str(path), "--run", str(run)], ["run", str(run)], ["embed", str(run)]):
+        assert main([*words, "--limit", "4"]) == 1
+        err = capsys.readouterr().err
+        assert "data is stale: data.n_calibration was 0 and is now 4" in err
+        assert f"{' '.join(['run', *words[1:]])} --limit 4 --redo data\n" in err
+    assert main(["sample", str(run), "--limit", "0"]) == 1
+    assert "--limit is 0; expected a whole number of at least 1" in capsys.readouterr().err
+
+
+def test_run_accepts_only_and_redo(run, tmp_path, capsys):
+    path = as_toml(run, tmp_path / "config.toml")
     words = ["run", str(path), "--run", str(run)]
     assert main([*words, "--only", "report", "--redo", "report"]) == 0
     captured = capsys.readouterr()
@@ -77,7 +152,7 @@ def test_run_accepts_only_and_redo(run, tmp_path, capsys):
     assert "calibrate is stale" in err
     assert f"--run {run} --set calibrate.seed=1 --redo calibrate" in err
     assert main([*words, "--only", "nothing"]) == 1
-    assert "no stage is called 'nothing'" in capsys.readouterr().err
+    assert "stage 'nothing' is not known. Known are: data, sample, embed, " in capsys.readouterr().err
 
 
 def test_ls_says_where_runs_stand(run, capsys):
@@ -85,7 +160,7 @@ def test_ls_says_where_runs_stand(run, capsys):
     folders.remove_stage(run.parent / "other", "report")
     changed = json.loads((run.parent / "other" / "run.json").read_text())
     changed["config"]["calibrate"]["seed"] = 5
-    folders.save_json(run.parent / "other" / "run.json", changed)
+    save_json(run.parent / "other" / "run.json", changed)
     shutil.copytree(run, run.parent / "spoilt")
     (run.parent / "spoilt" / "run.json").write_text("{")
     (run.parent / "not-a-run").mkdir()
@@ -108,20 +183,43 @@ def test_validate_lists_every_problem(tmp_path, capsys):
     path.write_text(
         "[data]\nsource = 'files'\ncalibration = 'none.csv'\ntest = 'none.csv'\n"
         "[sample]\nmodel = 'some/model'\n[embed]\ntowers = 'some/towers'\n"
-        "[adapter]\nsource = 'an/adapter'\nstatistic = 't'\n"
-        "[score]\ncriterion = 'taste'\n[calibrate]\nmethods = ['umpyre']\n"
+        "[adapter]\nsource = './an/adapter'\n[score]\nbaselines = ['g_nl']\n"
+        "[calibrate]\nmethods = ['umpyre']\n"
     )
-    assert main(["validate", str(path), "--run", str(tmp_path / "run")]) == 1
+    words = ["validate", str(path), "--run", str(tmp_path / "run")]
+    assert main(words) == 1
     out = capsys.readouterr().out
     for part in (
         "none.csv, which is no file",
-        "score.criterion is 'taste'",
         "Did you mean 'umpire'",
-        "adapter.statistic is 't'",
+        "score.baselines: 'g_nl' is not known. Did you mean 'g_nll'",
+        "./an/adapter is no folder",
+        "some/model from the hub, or its cache",
         "all stages would run",
     ):
         assert part in out, part
+    assert out.count("none.csv") == 1
     assert not (tmp_path / "run").exists()
+    # a value that can never be right is refused when the file is read
+    for key, value in {"score.criterion": "taste", "adapter.statistic": "t"}.items():
+        assert main([*words, "--set", f"{key}={value}"]) == 1
+        captured = capsys.readouterr()
+        assert (captured.out, f"{key} is '{value}'; expected one of" in captured.err) == ("", True)
+    assert main([*words, "--set", "sample.model=tinny:llava"]) == 1
+    assert "the registered model 'tinny' is not known. Did you mean 'tiny'" in capsys.readouterr().out
+
+
+def test_validate_says_which_scores_the_settings_leave_out(tmp_path, capsys):
+    path = tmp_path / "small.toml"
+    path.write_text("[semantics]\nmeanings = 'none'\n[sample]\nlayers = ['last']\n")
+    main(["validate", str(path), "--run", str(tmp_path / "run")])
+    out = capsys.readouterr().out
+    assert "semantic_entropy_kuhn (need meanings: semantics.meanings = 'string', 'nli'" in out
+    assert "absent: p_true (need p_true: semantics.p_true = true)" in out
+    assert "absent: eigenscore, eigenscore_code (need middle: 'middle' among sample.layers)" in out
+    words = ["--set", 'score.baselines=["p_true", "g_nll"]', "--set", "semantics.p_true=true"]
+    main(["validate", str(path), "--run", str(tmp_path / "run"), *words])
+    assert "absent" not in capsys.readouterr().out
 
 
 def test_validate_says_what_would_run(run, tmp_path, capsys, monkeypatch):
@@ -137,6 +235,8 @@ def test_validate_says_what_would_run(run, tmp_path, capsys, monkeypatch):
     # 200 queries × (9 + 1) answers × 2 layers × 100 floats, and 8 kB a query: 1.6 + 1.6 MB
     assert "200 queries × 9 samples, about 3 MB" in out
     assert out.endswith("ready\n")
+    assert main(["validate", str(path), "--run", str(tmp_path / "new"), "--limit", "30"]) == 0
+    assert "60 queries × 9 samples, about 1 MB" in capsys.readouterr().out
     assert main(["validate", str(path), "--run", str(run), "--quiet"]) == 0
     monkeypatch.setattr("shutil.disk_usage", lambda path: shutil._ntuple_diskusage(9, 9, 9))
     assert main(["validate", str(path), "--run", str(tmp_path / "new")]) == 1

@@ -39,7 +39,7 @@ def _add_demo(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_run(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("config", metavar="CONFIG", help="TOML file")
+    parser.add_argument("target", metavar="CONFIG|RUN", help="TOML file, or a run folder")
     _add_shared(parser)
     parser.add_argument("--only", metavar="STAGE", help="this stage alone")
     parser.add_argument("--redo", metavar="STAGE", help="remove it and those after it first")
@@ -63,12 +63,14 @@ def _add_ls(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(args: argparse.Namespace) -> int:
-    config = limited(read_config(args.config, args.set), args.limit)
-    folder = run_folder(args.run, config.name)
-    words = ["run", args.config, *_given(args)]
-    words += ["--only", args.only] if args.only else []
+    folder, config = _target(args)
     code = bring_up_to_date(
-        folder, config, command=words, quiet=args.quiet, only=args.only, redo=args.redo
+        folder,
+        config,
+        command=["run", args.target, *_given(args)],
+        quiet=args.quiet,
+        only=args.only,
+        redo=args.redo,
     )
     if code != EXIT_INTERRUPTED and args.only in (None, "evaluate"):
         print_summary(folder, times=args.only is None)
@@ -100,13 +102,16 @@ def _stage(stage: str) -> Callable[[argparse.Namespace], int]:
 
 
 def _target(args: argparse.Namespace) -> tuple[Path, Config]:
-    """Run folder and config of a stage's verb: a run folder knows its config."""
+    """Run folder and config: a run folder knows its config."""
+    from fusevlm.errors import InputError
     from fusevlm.store.runs import read_run
 
-    if Path(args.target).is_file():
+    folder = Path(args.target)
+    if folder.is_file() or folder.suffix == ".toml":
         config = read_config(args.target, args.set)
         return run_folder(args.run, config.name), limited(config, args.limit)
-    folder = Path(args.target)
+    if args.run:
+        raise InputError(f"--run goes with a TOML file; {folder} is the run folder itself.")
     return folder, limited(change_config(read_run(folder), args.set), args.limit)
 
 
@@ -135,14 +140,15 @@ def bring_up_to_date(
     """Run the stages; ``command`` goes on after an interruption, ``--redo`` added to it redoes."""
     from fusevlm.pipeline.run import run_stages
 
-    again = shlex.join(["fusevlm", *command])
+    alone = ["--only", only] if only else []
+    again = shlex.join(["fusevlm", *command, *alone])
 
     def redo_command(stage: str) -> str:
-        if to is None:
-            return f"{again} --redo {stage}"
-        if stage == to:
-            return f"{again} --redo"
-        return f"fusevlm {stage} {shlex.quote(str(run))} --redo"
+        if to is not None and stage in VERBS:
+            return shlex.join(["fusevlm", stage, *command[1:], "--redo"])
+        verb = command[0] if to is None else "run"
+        kept = alone if stage == only else []  # a stage alone rests on what --redo removes
+        return shlex.join(["fusevlm", verb, *command[1:], *kept, "--redo", stage])
 
     try:
         manifests = run_stages(
@@ -291,7 +297,7 @@ nothing is downloaded: a small vision-language model, towers and prior come with
     "run": Verb(
         _examples(
             "run configs/demo.toml", "run own-vlm.toml --run runs/llava --set sample.n=50",
-            "run own-vlm.toml --limit 20 --run runs/trial",
+            "run own-vlm.toml --limit 20 --run runs/trial", "run runs/trial",
             "run own-vlm.toml --run runs/llava --redo score --set score.layer=middle", note="""\
 stages: data, sample, embed, adapter, semantics, score, calibrate, evaluate, report; finished ones
 are skipped, an interrupted one goes on; exit code 3 says that some queries failed"""),

@@ -15,7 +15,7 @@ from typing import Any
 
 from fusevlm import checks
 from fusevlm.config import Config, as_tree
-from fusevlm.errors import ArtefactError
+from fusevlm.errors import ArtefactError, InputError
 from fusevlm.store import hold, runs
 from fusevlm.store.files import digest_input
 from fusevlm.store.runs import Manifest
@@ -162,7 +162,10 @@ def run_stages(
         if runs.is_run(run):
             runs.read_run(run)  # refuses a foreign or newer folder
         if redo is not None:
-            for name in [checks.known(redo, STAGES, "stage"), *_after(redo)]:
+            checks.known(redo, STAGES, "stage")
+            if only is not None and _reads(only, redo):
+                raise InputError(f"{only} alone rests on {redo}, which cannot be made again first.")
+            for name in [redo, *_after(redo)]:
                 runs.remove_stage(run, name)
         _refuse_stale(run, config, wanted, redo_command)
         runs.write_run(run, config)

@@ -17,7 +17,7 @@ from fusevlm.embedded import EMBEDDED
 from fusevlm.errors import FuseError, InputError
 from fusevlm.models.registry import HUGGINGFACE, model_folder, registered, split_source
 from fusevlm.pipeline.adapter import PART as ADAPTER
-from fusevlm.pipeline.data import JUDGED, load_splits
+from fusevlm.pipeline.data import JUDGED, TEST, load_splits
 from fusevlm.pipeline.data import inputs as data_inputs
 from fusevlm.pipeline.embed import PART as TOWERS
 from fusevlm.pipeline.methods import check_methods
@@ -54,7 +54,7 @@ def validate(config: Config, run: Path) -> Validation:
     for module, extra in _modules(config).items():
         if find_spec(module) is None:
             problems.append(f"{module} is not installed. Run: pip install 'fusevlm[{extra}]'")
-    check(lambda: data_inputs(config))
+    files = check(lambda: data_inputs(config))
     sources = {
         "sample.model": (config.sample.model, VLM),
         "embed.towers": (config.embed.towers, TOWERS),
@@ -72,7 +72,7 @@ def validate(config: Config, run: Path) -> Validation:
     for name in config.score.baselines:
         check(partial(checks.known, name, SCORES, "score.baselines:"))
     plan += absent_scores(config)
-    queries = check(lambda: count_queries(config))
+    queries = None if files is None else check(lambda: count_queries(config))
     width = check(lambda: _width(config))
     if queries is not None and width is not None:
         need = _bytes_needed(config, queries, width)
@@ -134,7 +134,7 @@ def _problems_of_queries(config: Config) -> list[str]:
         named[key] = (getattr(evaluate, key),) if getattr(evaluate, key) else ()
     asked = [(column, f"evaluate.{key}") for key, columns in named.items() for column in columns]
     tests: list[Callable[[], Any]] = [
-        partial(_column, splits.get("test", []), column, key) for column, key in asked
+        partial(_column, splits[TEST], column, key) for column, key in asked if splits.get(TEST)
     ]
     tests += [partial(units_of, queries, config.data.unit) for queries in splits.values()]
     for test in tests:
