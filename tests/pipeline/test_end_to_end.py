@@ -5,7 +5,6 @@ import re
 
 import numpy as np
 import pytest
-from fusevlm.store.embeddings import read_embeddings
 from tests.models.conftest import make_picture
 from tests.pipeline.tiny_models import CONFIG, save_models, save_queries
 
@@ -19,10 +18,13 @@ from fusevlm.fuse.estimator import Fuse
 from fusevlm.models.huggingface import HuggingFace
 from fusevlm.models.towers import Towers
 from fusevlm.pipeline import sample
-from fusevlm.pipeline.data import read_queries_of
+from fusevlm.pipeline.data import read_asked
 from fusevlm.pipeline.run import states
+from fusevlm.pipeline.score import read_scored
 from fusevlm.priors.gp.adapter import GpAdapter
-from fusevlm.store.generations import read_generations
+from fusevlm.store.generations import read_embeddings, read_generations
+from fusevlm.store.runs import read_run
+from fusevlm.testing import tiny
 
 
 @pytest.fixture(scope="module")
@@ -30,12 +32,12 @@ def home(tmp_path_factory):
     """A folder with models, queries, a config and a run that was interrupted while sampling."""
     root = tmp_path_factory.mktemp("own")
     save_models(root)
-    backend = HuggingFace.load(str(root / "vlm"))
+    model = HuggingFace.load(str(root / "vlm"))
     save_queries(root, ["?"])
     (root / "own.toml").write_text(CONFIG)
     config = read_config(root / "own.toml")
     queries = read_queries_of_files(config)
-    said = [g.samples.answer for g in backend.sample(queries, 2, np.ones(2), 0) if g.samples]
+    said = [g.samples.answer for g in model.sample(queries, 2, np.ones(2), 0) if g.samples]
     save_queries(root, [max(set(said), key=said.count), "never"])
     return root
 
@@ -89,14 +91,14 @@ def test_a_resumed_run_has_the_answers_of_an_uninterrupted_one(home, done):
     run, kept, _ = done
     assert kept == 16
     config = read_config(home / "own.toml")
-    queries = read_queries_of(run)
+    queries = read_asked(run)
     assert len(queries) == 56
     found = list(read_generations(run / "sample"))
     assert [g.query_id for g in found] == [q.id for q in queries]
-    backend = sample.load_backend(config.sample)
+    model = sample.load_sampler(config.sample)
     heat = np.array(found[0].temperatures)
     for start in (0, 16, 48):
-        fresh = backend.sample(queries[start : start + 8], 4, heat, 0)
+        fresh = model.sample(queries[start : start + 8], 4, heat, 0)
         for a, b in zip(fresh, found[start : start + 8], strict=True):
             assert a.samples.texts == b.samples.texts
 
@@ -152,13 +154,77 @@ def test_validate_looks_into_the_tables(home, tmp_path, capsys):
     rows[2]["image"], rows[3]["references"] = "gone.png", []
     (home / "bad.jsonl").write_text("\n".join(map(json.dumps, rows)))
     words += ["--set", f"data.test={home / 'bad.jsonl'}", "--set", "embed.towers=./nowhere"]
-    assert main([*words, "--set", "evaluate.cluster=scene"]) == 1
+    assert main([*words, "--set", "data.unit=kin", "--set", 'evaluate.slices=["kid"]']) == 1
     out = capsys.readouterr().out
     assert "data.test: 1 pictures are missing, first" in out
     assert "data.test: 1 queries have no references, first 3" in out
-    assert "evaluate.cluster names 'scene', which query '0' lacks; it has kind" in out
+    assert "evaluate.slices names the column 'kid', which the queries do not have. Did you" in out
+    assert "the column 'kin', which query '0' lacks. Did you mean 'kind'" in out
     assert "./nowhere is no folder" in out
-    assert "4 problem(s)" in out
+    assert "5 problem(s)" in out
+    words = [*words[:4], "--set", "data.test="]  # nothing to slice yet
+    assert main(words) == 0
+    assert "40 queries × 4 samples" in capsys.readouterr().out
+
+
+FEW = ("--limit", "12", "--set", 'calibrate.methods=["practical", "distinct"]')
+
+
+def test_a_registered_model_from_the_file_to_the_table(home, tmp_path, capsys):
+    """Stage by stage, then the rest by ``run``; what is done is not done again."""
+    run = tmp_path / "run"
+    words = [str(home / "own.toml"), "--run", str(run), "--set", "sample.model=tiny:llava", *FEW]
+    assert main(["validate", *words]) == 0
+    out = capsys.readouterr().out
+    assert "sample.model: tiny:llava, a registered model" in out
+    assert "24 queries × 4 samples" in out
+    assert main(["sample", *words]) == 0
+    assert main(["embed", str(run)]) == 0
+    capsys.readouterr()
+    assert main(["run", *words]) == 0
+    captured = capsys.readouterr()
+    before = [x.split(":")[0] for x in captured.err.splitlines() if "done before" in x]
+    assert before == ["data", "sample", "embed"]
+    queries, found = read_asked(run), list(read_generations(run / "sample"))
+    assert len(queries) == 24
+    decoding = sample.load_sampler(read_config(home / "own.toml").sample).decoding
+    model = tiny.load("llava", decoding=decoding)
+    fresh = model.sample(queries[8:16], 4, np.array(found[0].temperatures), 0)
+    assert [g.samples.texts for g in fresh] == [g.samples.texts for g in found[8:16]]
+    results = json.loads((run / "evaluate" / "results.json").read_text())
+    assert (results["calibration"], results["slices"][0]["queries"]) == (12, 12)
+    rows = {line.split()[0]: line for line in captured.out.splitlines() if line[:1].isalpha()}
+    for name, row in results["slices"][0]["methods"].items():
+        assert f"{row['auroc']['estimate']:.3f} [" in captured.out
+        assert name in rows
+    assert main(["ask", str(home / "test-1.png"), "what colour", "--model", str(run)]) == 0
+    assert "4 sampled answers" in capsys.readouterr().out
+
+
+def test_a_registered_model_refuses_what_it_does_not_take(home, tmp_path, capsys):
+    words = ["sample", str(home / "own.toml"), "--run", str(tmp_path / "run"), *FEW, "--quiet"]
+    assert main([*words, "--set", "sample.model=tiny:lava"]) == 1
+    assert "the tiny model 'lava' is not known. Did you mean 'llava'" in capsys.readouterr().err
+    words += ["--set", "sample.model=tiny:llava", "--set", "sample.dtype=float16", "--redo"]
+    assert main(words) == 1
+    assert "models of 'tiny' take no dtype; got 'float16'" in capsys.readouterr().err
+
+
+def test_test_queries_alone_are_sampled_and_scored_but_not_calibrated(home, tmp_path, capsys):
+    """No calibration table, and no references either: there is nothing to learn from."""
+    rows = [json.loads(x) for x in (home / "test.jsonl").read_text().splitlines()][:6]
+    bare = [{**row, "image": str(home / row["image"]), "references": []} for row in rows]
+    (tmp_path / "bare.jsonl").write_text("\n".join(map(json.dumps, bare)))
+    run = tmp_path / "run"
+    words = [str(home / "own.toml"), "--run", str(run), "--set", "data.calibration="]
+    words += ["--set", f"data.test={tmp_path / 'bare.jsonl'}", "--quiet"]
+    assert main(["score", *words]) == 0
+    asked, absent = read_scored(run, read_run(run))
+    assert (len(asked), asked.fit, asked.wrong) == (6, None, None)
+    assert {"g_nll", "distinct"} <= set(asked.columns)
+    assert absent["umpire"] == "the run has no fit; it takes calibration queries"
+    assert main(["calibrate", str(run), "--quiet"]) == 1
+    assert "there are no calibration queries: name data.calibration" in capsys.readouterr().err
 
 
 def test_ask_is_what_the_parts_say(home, done):
@@ -166,11 +232,11 @@ def test_ask_is_what_the_parts_say(home, done):
     run, _, _ = done
     picture = home / "test-3.png"
     found = fusevlm.load(run).ask(picture, "what colour", risk=0.3, seed=4)
-    backend = HuggingFace.load(str(home / "vlm"), decoding=load(run).backend.decoding)
+    model = HuggingFace.load(str(home / "vlm"), decoding=load(run).model.decoding)
     query = fusevlm.types.Query("ask", "what colour", [load_image(picture)])
     from fusevlm.models.temperatures import stratified
 
-    (said,) = backend.sample([query], 4, stratified(4, seed=4), 4)
+    (said,) = model.sample([query], 4, stratified(4, seed=4), 4)
     towers = Towers.load(str(home / "dual_encoder"))
     pair = towers.images([load_image(picture)]), towers.texts(["what colour"]).vectors
     s = GpAdapter.load(run / "adapter" / "model").statistics(*pair)["s"]

@@ -85,7 +85,7 @@ def validate(config: Config, run: Path) -> Validation:
     if config.data.source != EMBEDDED and queries is not None:
         problems += _problems_of_queries(config)
     check(lambda: plan.extend(_standing(config, run)))
-    return Validation(plan, problems)
+    return Validation(plan, list(dict.fromkeys(problems)))
 
 
 def absent_scores(config: Config) -> list[str]:
