@@ -41,7 +41,8 @@ def make(work: Work) -> dict[str, int]:
     columns, absent, seconds = timed_scores(queries, names)
     folder = work.folder("score")
     save_parquet(folder / TABLE, {"query_id": queries.ids, **columns})
-    save_parquet(folder / LABELS, {"query_id": queries.ids, "wrong": queries.wrong})
+    wrong = [None] * len(queries) if queries.wrong is None else queries.wrong
+    save_parquet(folder / LABELS, {"query_id": queries.ids, "wrong": wrong})
     save_json(folder / FAILED, failed)
     save_json(folder / ABSENT, absent)
     save_json(folder / SECONDS, seconds)
@@ -110,7 +111,7 @@ def read_table(
             _sample_wrong(q, said, config.score.criterion)
             for q, said in zip(queries, samples, strict=True)
         ]
-        if "sample_wrong" in needs
+        if "sample_wrong" in needs and labelled
         else None,
     )
     return table, failed
