@@ -1,31 +1,39 @@
-"""A whole benchmark on a run whose samples are stored already."""
+"""Whole benchmarks: one on a run whose samples are stored already, one of two places from a file."""
 
 import dataclasses
 import json
 
+import numpy as np
 import pytest
-from fusevlm.pipeline.bench_config import Bench, BenchConfig
 from tests.pipeline.conftest import TREE, make_run
+from tests.pipeline.tiny_models import BENCH, save_queries
 
 from fusevlm.cli import main
+from fusevlm.data.tables import read_queries
+from fusevlm.errors import ArtefactError
+from fusevlm.models.protocol import Decoding
 from fusevlm.pipeline import bench as bench_run
-from fusevlm.pipeline.bench import labels_by, run_bench, slug
+from fusevlm.pipeline import calibrate, evaluate
+from fusevlm.pipeline.bench import Bench, Curves, read_bench, run_bench, slug
+from fusevlm.pipeline.evaluate import read_results
+from fusevlm.pipeline.run import states
 from fusevlm.render import tables
+from fusevlm.store.runs import read_manifest, read_run
+from fusevlm.testing import tiny
 
-COMPARE = BenchConfig(
-    scores=("g_nll", "ln_entropy", "eigv"),
-    rows=("practical", "paper", "paper_mean"),
-    generations=(2, 6),
+METHODS = ["g_nll", "ln_entropy", "eigv", "practical", "paper", "paper_mean"]
+CURVES = Curves(
+    samples=(2, 6),
     criteria=(("exact_match", None), ("rouge_l", 0.5), ("vqa_accuracy", None)),
-    curves=("practical", "g_nll"),
+    methods=("practical", "g_nll"),
 )
 
 
 @pytest.fixture(scope="module")
 def done(tmp_path_factory):
     out = tmp_path_factory.mktemp("bench")
-    config, _ = make_run(out / "here", TREE)
-    bench = Bench("trial", {"here": config}, COMPARE)
+    config, _ = make_run(out / "here", {**TREE, "calibrate": {"methods": METHODS}})
+    bench = Bench("trial", {"here": config}, CURVES)
     return bench, out, run_bench(bench, out)
 
 
@@ -33,64 +41,93 @@ def test_all_forms_are_written(done):
     _, out, results = done
     names = {path.name for path in out.iterdir() if path.is_file()}
     assert names == {
-        "results.json", "results.md", "results.csv", "results.tex", "here-generations.svg",
+        "results.json", "results.md", "results.csv", "results.tex", "here-samples.svg",
         "here-criteria.svg",
     }  # fmt: skip
     tree = json.loads((out / "results.json").read_text())
-    assert [row["name"] for row in tree["rows"]][:2] == ["g_nll", "ln_entropy"]
+    assert [row["name"] for row in tree["rows"]] == METHODS
     assert "<svg" in (out / "here-criteria.svg").read_text()
-    assert results.places[0].n_test == 150
+    assert (results.places[0].n_calibration, results.places[0].n_test) == (120, 150)
 
 
 def test_rows_carry_notes_and_reasons(done):
     _, _, results = done
     rows = {row.name: row for row in results.rows}
-    assert rows["eigv"].cells["here"].missing == "the run has no similarity"
+    why = rows["eigv"].cells["here"].missing
+    assert "the run has no similarity; it takes semantics.similarity = 'sentences'" in why
     assert "ranks as FUSE (paper)" in rows["paper_mean"].note
     assert rows["practical"].group == "FUSE"
+    assert f"absent: EigV ({why})" in tables.terminal(results)
+
+
+def test_cells_are_the_figures_of_the_run(done):
+    """A bench has no figures of its own: they are those of the run in its folder."""
+    _, out, results = done
+    found = read_results(out / "here")
+    for row in results.rows:
+        cell = row.cells["here"]
+        if not cell.missing:
+            assert cell.figures == found["slices"][0]["methods"][row.name]
+            assert cell.difference == found["differences"].get(row.name)
+            assert cell.seconds > 0
+    assert results.places[0].best_baseline == found["best_baseline"]
 
 
 def test_curves_are_there_and_criteria_that_do_not_apply_are_not(done):
     _, _, results = done
     over = {curve.over: curve for curve in results.curves}
-    assert list(over["generations"].points) == ["2", "6"]
+    assert list(over["samples"].points) == ["2", "6"]
     # one reference per query: VQA accuracy needs ten
     assert list(over["criteria"].points) == ["exact_match", "rouge_l ≥ 0.5"]
     assert list(over["criteria"].left_out) == ["vqa_accuracy"]
     assert "Left out: vqa_accuracy" in tables.markdown(results)
+    # all six samples and the run's own criterion: the cells of the table
+    rows = {row.name: row.cells["here"].figures["auroc"]["estimate"] for row in results.rows[:4:3]}
+    for name in CURVES.methods:
+        assert over["samples"].values[name][-1] == pytest.approx(rows[name])
+        assert over["criteria"].values[name][0] == pytest.approx(rows[name])
+
+
+def made_again(*args, **options):
+    pytest.fail("made again")
 
 
 def test_a_second_run_compares_nothing_again(done, monkeypatch):
     bench, out, results = done
-    monkeypatch.setattr(bench_run, "compare_place", lambda *args: pytest.fail("made again"))
+    for module, name in (
+        (calibrate, "make"), (evaluate, "make"), (bench_run, "over_samples"),
+        (bench_run, "over_criteria"),
+    ):  # fmt: skip
+        monkeypatch.setattr(module, name, made_again)
     again = run_bench(bench, out)
     assert again.places == results.places
     assert [row.cells for row in again.rows] == [row.cells for row in results.rows]
+    assert again.curves == results.curves
 
 
-def test_another_question_is_another_comparison(done, monkeypatch):
+def test_other_curves_are_drawn_again_and_the_table_is_not(done, monkeypatch):
     bench, out, _ = done
     made = []
 
-    def noted(*args):
-        made.append(args[1])
+    def noted(place, *args):
+        made.append(place)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(bench_run, "compare_place", noted)
-    other = Bench("trial", bench.places, dataclasses.replace(COMPARE, rows=("paper",)))
+    monkeypatch.setattr(calibrate, "make", made_again)
+    monkeypatch.setattr(bench_run, "over_samples", noted)
+    other = dataclasses.replace(bench, curves=dataclasses.replace(CURVES, samples=(3,)))
     with pytest.raises(KeyboardInterrupt):
         run_bench(other, out)
     assert made == ["here"]
 
 
-def test_labels_by_criterion():
-    criteria = [("exact_match", None), ("rouge_l", 0.6)]
-    criteria.append(("vqa_accuracy", None))
-    labels, left_out = labels_by([["red circle"]] * 2, ["red circle", "red"], criteria)
-    found = dict(labels)
-    assert "10" in left_out["vqa_accuracy"]
-    assert found["exact_match"].tolist() == [False, True]
-    assert found["rouge_l ≥ 0.6"].tolist() == [False, False]  # F1 of 1 word of 2 is 2/3
+def test_other_rows_are_another_comparison(done):
+    bench, out, _ = done
+    config = bench.places["here"]
+    fewer = dataclasses.replace(config.calibrate, methods=("paper",))
+    other = dataclasses.replace(config, calibrate=fewer)
+    with pytest.raises(ArtefactError, match=r"calibrate is stale: calibrate\.methods was"):
+        run_bench(dataclasses.replace(bench, places={"here": other}), out)
 
 
 def test_folder_names():
@@ -102,5 +139,132 @@ def test_the_dry_run_on_the_command_line(capsys):
     text = capsys.readouterr().out
     assert "llava-hf/llava-1.5-13b-hf  (26.7 GB" in text
     assert "at 200 TFLOP/s" in text
+    words = ["bench", "configs/paper.toml", "--dry-run", "--limit", "30"]
+    assert main(words) == 0
+    assert "VQAv2: 60 × 2 × 1.335e+10" in capsys.readouterr().out
     assert main(["bench", "nowhere.toml"]) == 1
     assert "cannot read" in capsys.readouterr().err
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    """Two datasets of files, tiny towers and the config of a benchmark on them."""
+    root = tmp_path_factory.mktemp("places")
+    tiny.save_towers(root / "towers")
+    save_queries(root, ["?"])
+    model = tiny.load("llava", decoding=Decoding(max_new_tokens=3))
+    asked = read_queries(root / "test.jsonl")
+    said = [g.samples.answer for g in model.sample(asked, 4, np.ones(4), 0)]
+    save_queries(root, [max((text for text in said if text), key=said.count)])
+    (root / "bench.toml").write_text(BENCH)
+    return root
+
+
+@pytest.fixture(scope="module")
+def bench_words(home):
+    """The words of the benchmark, which has been run once."""
+    words = ["bench", str(home / "bench.toml"), "--out", str(home / "out"), "--limit", "20"]
+    assert main([*words, "--quiet"]) == 0
+    return words
+
+
+def cells(home, metric):
+    """Estimates by method and place."""
+    tree = json.loads((home / "out" / "results.json").read_text())
+    return {
+        (row["name"], place): (cell["figures"].get(metric) or {}).get("estimate")
+        for row in tree["rows"]
+        for place, cell in row["cells"].items()
+    }
+
+
+def test_two_places_are_two_runs(home, bench_words, capsys):
+    assert main(bench_words) == 0
+    captured = capsys.readouterr()
+    assert captured.err.count("done before") == 16  # all stages but the report, twice
+    assert "\r" not in captured.err
+    assert [line for line in captured.err.splitlines() if line.startswith("==")] == [
+        "== first", "== second, half",
+    ]  # fmt: skip
+    for place, unit in {"first": "kind", "second__half": ""}.items():
+        config = read_run(home / "out" / place)
+        assert (config.sample.model, config.data.unit) == ("tiny:llava", unit)
+        assert read_manifest(home / "out" / place, "sample").counts["queries"] == 32
+    tree = json.loads((home / "out" / "results.json").read_text())
+    assert [(p["n_calibration"], p["n_test"]) for p in tree["places"]] == [(20, 12), (20, 12)]
+    assert "first: 20 calibration, 12 test queries, 0 failed" in captured.out
+    assert "second, half: 20 calibration, 12 test queries" in captured.out
+
+
+def test_an_absent_baseline_is_explained_by_its_setting(home, bench_words):
+    tree = json.loads((home / "out" / "results.json").read_text())
+    missing = {row["name"]: row["cells"]["first"]["missing"] for row in tree["rows"]}
+    assert "it takes semantics.similarity = 'sentences', 'nli' or 'string'" in missing["eigv"]
+    assert "it takes semantics.p_true = true" in missing["p_true"]
+    assert missing["distinct"] == ""
+    text = (home / "out" / "results.md").read_text()
+    assert text.count("semantics.p_true = true") == 2
+
+
+@pytest.mark.parametrize(
+    ("change", "metric", "moved", "kept"),
+    [
+        ("calibrate.probability=isotonic", "ece", "g_nll", "practical"),
+        ("calibrate.threshold_share=0.3", "ece", "practical", None),
+        ("calibrate.seed=5", "ece", "g_nll", None),
+    ],
+)
+def test_settings_of_calibrate_reach_the_cells(home, bench_words, capsys, change, metric, moved,
+                                               kept):  # fmt: skip
+    assert main([*bench_words, "--redo", "calibrate", "--quiet"]) == 0  # whatever came before
+    before, rank = cells(home, metric), cells(home, "auroc")
+    words = [*bench_words, "--set", change]
+    assert main(words) == 1
+    err = capsys.readouterr().err
+    key = change.split("=")[0]
+    assert f"calibrate is stale: {key} was" in err
+    assert f"--set {change} --limit 20 --redo calibrate" in err
+    assert main([*words, "--redo", "calibrate", "--quiet"]) == 0
+    after = cells(home, metric)
+    for place in ("first", "second, half"):
+        assert after[moved, place] != before[moved, place]
+        if kept:  # baselines have this setting, FUSE has its own
+            assert after[kept, place] == before[kept, place]
+        # a baseline ranks as it does, however it is calibrated
+        assert cells(home, "auroc")["g_nll", place] == rank["g_nll", place]
+
+
+def test_a_limit_is_part_of_what_a_bench_was_made_with(home, bench_words, capsys):
+    words = [*bench_words[:-1], "8"]
+    assert main(words) == 1
+    err = capsys.readouterr().err
+    assert "data is stale: data.n_calibration was 20 and is now 8" in err
+    assert "--limit 8 --redo data" in err
+
+
+def test_a_place_is_an_ordinary_run(home, bench_words, capsys):
+    run = home / "out" / "first"
+    assert main([*bench_words, "--redo", "calibrate", "--quiet"]) == 0
+    capsys.readouterr()
+    assert main(["report", str(run)]) == 0
+    captured = capsys.readouterr()
+    assert captured.err.count("done before") == 8
+    assert captured.out == f"page: {run / 'report' / 'index.html'}\n"
+    assert "<h2>Methods</h2>" in (run / "report" / "index.html").read_text()
+    assert main(["ls", str(home / "out")]) == 0
+    listed = capsys.readouterr().out.splitlines()[1:]
+    assert ["all done" in listed[0], "done to evaluate" in listed[1]] == [True, True]
+    bench = read_bench(home / "bench.toml", limit=20)
+    found = states(home / "out" / "second__half", bench.places["second, half"])
+    assert [name for name, state in found.items() if state.kind != "fresh"] == ["report"]
+
+
+def test_an_interrupted_bench_says_how_to_go_on(home, bench_words, capsys, monkeypatch):
+    def stop(work):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(calibrate, "make", stop)
+    assert main([*bench_words, "--redo", "calibrate", "--quiet"]) == 130
+    assert f"Go on with: fusevlm {' '.join(bench_words)}\n" in capsys.readouterr().err
+    monkeypatch.undo()
+    assert main([*bench_words, "--quiet"]) == 0

@@ -39,6 +39,52 @@ slices = ["kind"]
 examples = 3
 """
 
+# two datasets of the same files, resampled by other units; a registered model
+BENCH = """
+[bench]
+rows = ["practical", "prior-only"]
+samples = [2, 4]
+curves = ["practical", "distinct"]
+
+[[dataset]]
+name = "first"
+source = "files"
+calibration = "calibration.jsonl"
+test = "test.jsonl"
+train = "train.jsonl"
+n_test = 12
+unit = "kind"
+
+[[dataset]]
+name = "second, half"
+source = "files"
+calibration = "calibration.jsonl"
+test = "test.jsonl"
+train = "train.jsonl"
+n_test = 12
+
+[[model]]
+name = "tiny"
+model = "tiny:llava"
+towers = "towers"
+adapter = "train"
+
+[sample]
+n = 4
+max_new_tokens = 3
+batch = 8
+
+[adapter]
+inducing = 8
+steps = 3
+
+[score]
+baselines = ["distinct", "g_nll", "eigv", "p_true"]
+
+[evaluate]
+bootstrap = 10
+"""
+
 
 def save_models(folder):
     tiny.save("llava", folder / "vlm")
