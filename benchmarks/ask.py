@@ -45,7 +45,7 @@ for query in asked[:40]:
 heat, found = stratified(20), []
 start = time.perf_counter()
 for begin in range(0, len(asked), 16):
-    found += assistant.backend.sample(asked[begin : begin + 16], 20, heat, 0)
+    found += assistant.model.sample(asked[begin : begin + 16], 20, heat, 0)
 sampling = time.perf_counter() - start
 start = time.perf_counter()
 image = assistant.towers.images([query.images[0] for query in asked])

@@ -15,18 +15,18 @@ from pathlib import Path
 
 import numpy as np
 
-from fusevlm.cli.tables import layout
 from fusevlm.fuse import thresholds
 from fusevlm.fuse.estimator import Fuse
 from fusevlm.pipeline.score import read_scored
+from fusevlm.render.text import layout
 from fusevlm.store.runs import read_run
 
 
 def population(run: Path, preset: str) -> tuple[Fuse, np.ndarray, np.ndarray]:
-    layer = read_run(run).score.layer
-    fit, rest = (read_scored(run, split, layer) for split in ("calibration", "test"))
-    fuse = Fuse(preset, threshold_share=0.0).fit(fit.samples, fit.wrong, s=fit.s)
-    return fuse, fuse.score(rest.samples, s=rest.s).u, rest.wrong
+    queries, _ = read_scored(run, read_run(run), states={"embeddings"})
+    fit, rest = queries.split()
+    fuse = Fuse(preset, threshold_share=0.0).fit(fit)
+    return fuse, fuse.score(rest).u, rest.wrong
 
 
 def draws(

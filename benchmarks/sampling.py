@@ -85,14 +85,13 @@ def prompt_of(model: Any, processor: Any) -> Query:
     """A question long enough for a prompt of about 600 tokens, image included."""
     rng = np.random.default_rng(0)
     picture = Image.fromarray(rng.integers(0, 255, (48, 48, 3), dtype=np.uint8))
-    backend = HuggingFace(model, processor)
-    short = backend.prepare(Query("q", "red", [picture]))["input_ids"].shape[1]
+    short = HuggingFace(model, processor).prepare(Query("q", "red", [picture]))["input_ids"].shape[1]
     return Query("q", "red " * (PROMPT - short + 1), [picture])
 
 
 def ours(model: Any, processor: Any, query: Query, path: str) -> None:
-    backend = HuggingFace(model, processor, decoding=Decoding(max_new_tokens=NEW, path=path))
-    (found,) = backend.sample([query], N, constant(N), seed=0)
+    loaded = HuggingFace(model, processor, decoding=Decoding(max_new_tokens=NEW, path=path))
+    (found,) = loaded.sample([query], N, constant(N), seed=0)
     assert found.error is None, found.error
     assert all(len(tokens) == NEW for tokens in found.token_ids)
 

@@ -152,7 +152,9 @@ def test_run_accepts_only_and_redo(run, tmp_path, capsys):
     assert "calibrate is stale" in err
     assert f"--run {run} --set calibrate.seed=1 --redo calibrate" in err
     assert main([*words, "--only", "nothing"]) == 1
-    assert "stage 'nothing' is not known. Known are: data, sample, embed, " in capsys.readouterr().err
+    assert (
+        "stage 'nothing' is not known. Known are: data, sample, embed, " in capsys.readouterr().err
+    )
 
 
 def test_ls_says_where_runs_stand(run, capsys):
@@ -206,7 +208,9 @@ def test_validate_lists_every_problem(tmp_path, capsys):
         captured = capsys.readouterr()
         assert (captured.out, f"{key} is '{value}'; expected one of" in captured.err) == ("", True)
     assert main([*words, "--set", "sample.model=tinny:llava"]) == 1
-    assert "the registered model 'tinny' is not known. Did you mean 'tiny'" in capsys.readouterr().out
+    assert (
+        "the registered model 'tinny' is not known. Did you mean 'tiny'" in capsys.readouterr().out
+    )
 
 
 def test_validate_says_which_scores_the_settings_leave_out(tmp_path, capsys):

@@ -113,7 +113,7 @@ def test_a_finished_stage_is_said_and_keeps_its_exit_code(sampled, capsys):
 
 
 def test_other_settings_are_refused(sampled, capsys):
-    run, words = sampled
+    _, words = sampled
     assert main([*words, "--set", "sample.seed=1"]) == 1
     err = capsys.readouterr().err
     assert "sample is stale: sample.seed was 0 and is now 1" in err

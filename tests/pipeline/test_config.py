@@ -101,7 +101,10 @@ def test_set_takes_toml_values_and_bare_words(change, section, key, value):
         ("[evaluate]\nrisk = 2\n", "evaluate.risk is 2.0; expected a number above 0 and below 1"),
         ("[evaluate]\nrisk = 0\n", "evaluate.risk is 0.0; expected a number above 0 and below 1"),
         ("[evaluate]\ncluster = 'a'\n", r"\[evaluate\] has no key 'cluster'"),
-        ("[semantics]\nmeanings = 'nly'\n", "semantics.meanings is 'nly'; expected one of 'string'"),
+        (
+            "[semantics]\nmeanings = 'nly'\n",
+            "semantics.meanings is 'nly'; expected one of 'string'",
+        ),
         ("[semantics]\nmeanings = 'sentences'\n", "needs semantics.similarity too"),
         ("[data]\nunits = 'a'\n", r"\[data\] has no key 'units'. Did you mean 'unit'"),
         ("[score]\nbaseline = ['a']\n", "Did you mean 'baselines'"),

@@ -43,8 +43,6 @@ examples = 3
 BENCH = """
 [bench]
 rows = ["practical", "prior-only"]
-samples = [2, 4]
-curves = ["practical", "distinct"]
 
 [[dataset]]
 name = "first"
