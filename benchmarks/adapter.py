@@ -351,7 +351,7 @@ def main(argv=None):
     shown = subprocess.run(command, capture_output=True, text=True, check=True)
     results["peak_MB"] = json.loads(shown.stdout)
     results["us_per_pair_step"] = {
-        n: 1e6 * step_time(n) / n for n in (args.pairs // 4, args.pairs, 4 * args.pairs)
+        n: 1e6 * step_time(n) / n for n in (max(M, args.pairs // 4), args.pairs, 4 * args.pairs)
     }
     print(table(results))
     if args.out:
