@@ -57,7 +57,7 @@ def test_contributing_shows_the_tree():
 
 
 def test_contributing_shows_the_levels(capsys):
-    runpy.run_module("tests.test_architecture", run_name="__main__")
+    runpy.run_path(str(ROOT / "tests" / "test_architecture.py"), run_name="__main__")
     assert contributing("Levels") == [capsys.readouterr().out]
 
 
