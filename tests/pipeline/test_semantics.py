@@ -110,7 +110,6 @@ def test_no_score_reads_a_test_label(run):
     columns, _ = compute_scores(queries)
     again, _ = compute_scores(dataclasses.replace(queries, wrong=turned))
     assert "lofreecp" in columns
-    assert "clm_size" in columns
     for name, column in columns.items():
         np.testing.assert_array_equal(column, again[name], err_msg=name)
     assert not any(queries.sample_wrong[i].any() for i in queries.test)

@@ -46,7 +46,7 @@ def queries_of(
             )
     size = len(rows)
     if inputs is not None and not isinstance(inputs, Mapping):
-        inputs = {"inputs": checks.matrix(inputs, "inputs")}
+        inputs = {"inputs": inputs}
     return Queries(
         [str(index) for index in range(size)],
         rows,
@@ -56,7 +56,7 @@ def queries_of(
             name: checks.vector(values, f"extra[{name!r}]", length=size)
             for name, values in (extra or {}).items()
         },
-        inputs=inputs or {},
+        inputs={k: checks.matrix(v, f"inputs[{k!r}]") for k, v in (inputs or {}).items()},
     )
 
 

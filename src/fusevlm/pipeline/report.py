@@ -25,6 +25,7 @@ from fusevlm.types import Samples
 
 PAGE = "index.html"
 SIDE = 160  # pixels of an example's picture
+MOST_LINES = 8  # in one plot
 
 
 def make(work: Work) -> dict[str, int]:
@@ -36,7 +37,7 @@ def make(work: Work) -> dict[str, int]:
         name: Line(np.array(table[f"{name}.u"]), np.array(table[f"{name}.p_wrong"]))
         for name in methods
     }
-    plots = draw_plots(lines, wrong)
+    plots = draw_plots({name: lines[name] for name in drawn(results)}, wrong)
     folder = work.folder("report")
     for name, svg in plots.items():
         save(folder / f"{name}.svg", svg.encode())
@@ -46,6 +47,19 @@ def make(work: Work) -> dict[str, int]:
     page = render_page(work.config.name, results, plots, examples, shown)
     save(folder / PAGE, page.encode())
     return {"plots": len(plots), "examples": len(examples)}
+
+
+def drawn(results: dict[str, Any]) -> list[str]:
+    """The methods that plots show: all, or where they are many FUSE and the best of the others."""
+    figures = results["slices"][0]["methods"]
+    if len(figures) <= MOST_LINES:
+        return list(figures)
+
+    def place(name: str) -> tuple[bool, float]:
+        auroc = figures[name]["auroc"]
+        return find_method(name).group != FUSE, -auroc["estimate"] if auroc else 0.0
+
+    return sorted(figures, key=place)[:MOST_LINES]
 
 
 def spread(u: Any, count: int) -> list[int]:

