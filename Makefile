@@ -10,7 +10,7 @@ PIP_INSTALL := $(RUN)/python -m pip install --quiet --disable-pip-version-check 
 # two threads on busy cores can be far slower than one
 export OMP_NUM_THREADS = 1
 
-.PHONY: demo embedded ship test test-all lint bench bench-adapter mutants docs clean
+.PHONY: demo embedded ship test test-all lint bench bench-adapter mutants tree docs clean
 
 demo: $(VENV)/.demo
 	$(RUN)/fusevlm demo $(if $(LIMIT),--limit $(LIMIT)) --seed $(SEED) $(ARGS) || test $$? = 3
@@ -47,6 +47,9 @@ bench-adapter: $(VENV)/.test
 
 mutants: $(VENV)/.test
 	$(RUN)/python -m tests.mutants $(ARGS)
+
+tree: $(VENV)/.test
+	@$(RUN)/python -m tests.tree
 
 docs: $(VENV)/.docs
 	$(RUN)/mkdocs build --strict --site-dir site

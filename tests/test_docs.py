@@ -1,21 +1,24 @@
-"""The documentation against reality: tree, links, rows, options, verbs, code and build."""
+"""The documentation against reality: tree, levels, links, places, options, verbs, code, build."""
 
 import dataclasses
 import logging
 import os
 import re
+import runpy
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
+from tests.tree import tree
 
 import fusevlm
 from fusevlm.cli import COMMANDS, main
+from fusevlm.config import SECTIONS
 from fusevlm.fuse.presets import Options
 
 ROOT = Path(__file__).resolve().parents[1]
-SOURCE = ROOT / "src" / "fusevlm"
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 LINKED = [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"]
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -39,13 +42,64 @@ def anchors(path):
     return {re.sub(r"\s+", "-", re.sub(r"[^\w\s-]", "", h).strip().lower()) for h in headings}
 
 
-def test_the_readme_tree_is_the_tree():
-    section = (ROOT / "README.md").read_text().split("\n## The tree\n")[1].split("\n## ")[0]
-    entries = re.findall(r"^- `([^`]+)`: (\S.+)$", section, re.MULTILINE)
-    listed = [path for path, _ in entries]
-    real = {str(p.relative_to(SOURCE)) for p in [*SOURCE.rglob("*.py"), SOURCE / "py.typed"]}
-    assert sorted(listed) == sorted(real)
-    assert (SOURCE / "py.typed").exists()
+def contributing(heading):
+    """The text blocks of a section of CONTRIBUTING.md."""
+    section = (ROOT / "CONTRIBUTING.md").read_text().split(f"\n## {heading}\n")[1].split("\n## ")[0]
+    return [body for kind, body in FENCE.findall(section) if kind == "text"]
+
+
+def test_contributing_shows_the_tree():
+    assert contributing("The tree by room") == [tree() + "\n"], "put in what make tree prints"
+    listed = re.findall(r"\S+\.py(?= )", tree())
+    real = [p for home in ("src/fusevlm", "factory") for p in (ROOT / home).rglob("*.py")]
+    assert sorted(listed) == sorted(p.name for p in real if p.name != "__init__.py")
+    assert not re.search(r"\S+\.py *$", tree(), re.MULTILINE), "a file has no docstring"
+
+
+def test_contributing_shows_the_levels(capsys):
+    runpy.run_path(str(ROOT / "tests" / "test_architecture.py"), run_name="__main__")
+    assert contributing("Levels") == [capsys.readouterr().out]
+
+
+def test_the_readme_fits_two_screens():
+    text = (ROOT / "README.md").read_text()
+    assert len(text.splitlines()) <= 110
+    assert "<!-- demo table -->\n```text\n" in text
+
+
+def exists(place):
+    """Whether ``room/file.py:Class.method``, or ``room.file:name`` as the paper's table has it."""
+    file, _, attribute = place.partition(":")
+    module = file.removesuffix(".py").replace("/", ".")
+    found = import_module(f"fusevlm.{module}".removesuffix(".__init__"))
+    for part in attribute.split(".") if attribute else ():
+        fields = getattr(found, "__dataclass_fields__", {})
+        found = fields[part] if part in fields else getattr(found, part)
+    return True
+
+
+@pytest.mark.parametrize("page", ["architecture.md", "glossary.md", "method.md"])
+def test_places_in_the_code_exist(page):
+    places = re.findall(r"`([\w/]+\.py(?::[\w.]+)?)`", (ROOT / "docs" / page).read_text())
+    assert len(places) > 10
+    assert all(exists(place) for place in places if not place.startswith(("factory", "tests")))
+
+
+def test_the_places_of_paper_and_practice_exist():
+    text = (ROOT / "docs" / "paper-and-practice.md").read_text()
+    cells = re.findall(r"^\| \d+ \|.+\| ([^|]+) \|$", text, re.MULTILINE)
+    places = [place for cell in cells for place in re.findall(r"`([^`]+)`", cell)]
+    assert len(places) > 30
+    assert all(exists(place) for place in places)
+
+
+def test_every_word_of_the_glossary_has_its_place():
+    text = (ROOT / "docs" / "glossary.md").read_text()
+    rows = re.findall(r"^\| \*\*(.+?)\*\* \| (.+?) \| (.+?) \| (.+?) \|$", text, re.MULTILINE)
+    words = {word for word, *_ in rows}
+    assert {"query", "sample", "answer", "generation", "meaning", "unit"} <= words
+    assert {"prior statistic", "evidence", "score", "method", "criterion", "judge"} <= words
+    assert all("`" in where for *_, where in rows)
 
 
 @pytest.mark.parametrize("path", LINKED, ids=name)
@@ -102,14 +156,21 @@ def test_the_option_table_has_the_defaults_of_both_presets():
 
 @pytest.mark.parametrize("verb", COMMANDS)
 def test_every_verb_is_documented(verb, capsys):
-    assert f"`fusevlm {verb}" in (ROOT / "README.md").read_text()
     page = (ROOT / "docs" / "cli.md").read_text()
+    assert f"| `fusevlm {verb}" in page
     assert f"\n## {verb}\n" in page
     with pytest.raises(SystemExit):
         main([verb, "--help"])
     section = page.split(f"\n## {verb}\n")[1].split("\n## ")[0]
-    flags = {*re.findall(r"--[a-z]+", capsys.readouterr().out)} - {"--help"}
-    assert flags == {*re.findall(r"--[a-z]+", section)}
+    flags = {*re.findall(r"--[a-z-]+", capsys.readouterr().out)} - {"--help"}
+    assert flags == {*re.findall(r"--[a-z-]+", section)}
+
+
+def test_every_key_of_a_config_is_documented():
+    page = (ROOT / "docs" / "pipeline.md").read_text()
+    named = set(re.findall(r"`(\w+\.\w+)`", page.split("\n## Config\n")[1].split("\n## ")[0]))
+    keys = {f"{s}.{f.name}" for s, kind in SECTIONS.items() for f in dataclasses.fields(kind)}
+    assert named == keys
 
 
 def test_the_changelog_knows_the_version():
@@ -133,8 +194,9 @@ def test_python_blocks_run_in_order(path, tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_the_readme_shows_what_the_demo_prints(tmp_path, capsys):
-    shown = next(b for b in blocks(ROOT / "README.md", "text") if b.startswith("SIMULATION"))
+def test_the_method_page_shows_what_the_simulation_prints(tmp_path, capsys):
+    page = ROOT / "docs" / "method.md"
+    shown = next(b for b in blocks(page, "text") if b.startswith("SIMULATION"))
     assert main(["demo", "--simulation", "--out", str(tmp_path)]) == 0
     number = re.compile(r"\d+\.\d+")
     printed = capsys.readouterr().out.rsplit("results:", 1)[0]

@@ -1,1 +1,1 @@
-"""The pipeline: data → sample → embed → adapter → score → calibrate → evaluate → report."""
+"""Stages: data → sample → embed → adapter → semantics → score → calibrate → evaluate → report."""
