@@ -85,7 +85,9 @@ def prompt_of(model: Any, processor: Any) -> Query:
     """A question long enough for a prompt of about 600 tokens, image included."""
     rng = np.random.default_rng(0)
     picture = Image.fromarray(rng.integers(0, 255, (48, 48, 3), dtype=np.uint8))
-    short = HuggingFace(model, processor).prepare(Query("q", "red", [picture]))["input_ids"].shape[1]
+    short = (
+        HuggingFace(model, processor).prepare(Query("q", "red", [picture]))["input_ids"].shape[1]
+    )
     return Query("q", "red " * (PROMPT - short + 1), [picture])
 
 
