@@ -7,6 +7,8 @@ import zipfile
 import pytest
 from tests.mutants import ROOT, SOURCE
 
+from fusevlm.models.registry import GROUP, OURS
+
 
 @pytest.mark.slow
 def test_wheel_is_complete_and_works_on_its_own(tmp_path):
@@ -14,11 +16,17 @@ def test_wheel_is_complete_and_works_on_its_own(tmp_path):
     build = ["wheel", "--no-deps", "--no-index", "--no-build-isolation", "-w", str(tmp_path)]
     subprocess.run([*pip, *build, str(ROOT)], check=True, timeout=300)
     (wheel,) = tmp_path.glob("fusevlm-*.whl")
-    inside = set(zipfile.ZipFile(wheel).namelist())
+    archive = zipfile.ZipFile(wheel)
+    inside = set(archive.namelist())
+    (points,) = (name for name in inside if name.endswith("entry_points.txt"))
+    declared = archive.read(points).decode()
+    assert "fusevlm = fusevlm.cli:main" in declared
+    for name, entry in OURS.items():
+        assert f"{name} = {entry.value}" in declared.split(f"[{GROUP}]")[1]
     files = {f"fusevlm/{p.relative_to(SOURCE)}" for p in SOURCE.rglob("*.py")}
     weights = SOURCE / "embedded" / "weights"
     files |= {f"fusevlm/{p.relative_to(SOURCE)}" for p in weights.rglob("*") if p.is_file()}
-    assert files | {"fusevlm/py.typed", "fusevlm/embedded/reserved.json"} <= inside
+    assert files | {"fusevlm/py.typed", "fusevlm/data/reserved.json"} <= inside
     assert "fusevlm/embedded/weights/vlm/model.safetensors" in inside
     assert not any(name.startswith(("tests/", "benchmarks/")) for name in inside)
     target = tmp_path / "site"
