@@ -1,17 +1,17 @@
 """Everything a run wants to know of its samples, from settings and models that load when needed."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from scipy.sparse.csgraph import connected_components
-from tests.models import tiny
 from tests.models.conftest import make_query
 from tests.semantics import small_nli
 from tests.semantics.test_inference import brute_force
 from tests.semantics.test_rephrase import Scripted
 from tests.semantics.test_strings import by_definition
 
+from fusevlm.config import SemanticsConfig, make_config
 from fusevlm.errors import InputError
 from fusevlm.models.huggingface import HuggingFace
 from fusevlm.models.protocol import Decoding
@@ -20,6 +20,7 @@ from fusevlm.semantics.find import PARTS, Tools, find_semantics
 from fusevlm.semantics.inference import NliModel
 from fusevlm.semantics.selfcheck import p_true
 from fusevlm.semantics.sentences import answer_similarity, sentence_similarity
+from fusevlm.testing import tiny
 from fusevlm.types import Query, Samples
 
 COLOUR = "what colour is the shape"
@@ -32,27 +33,17 @@ BATCHES = [
 ]
 
 
-@dataclass(frozen=True)
-class Wanted:
-    meanings: str = "string"
-    similarity: str = "none"
-    rephrase: str = "none"
-    rephrasings: int = 2
-    p_true: bool = False
-    generator: str = "embedded"
-    nli: str = ""
-    encoder: str = "minilm"
-    threshold: float = 0.9
-    seed: int = 0
-    device: str = "cpu"
-
-
 def never(*_):
     raise AssertionError("nothing asked for this")
 
 
 def tools(path, vlm=never, generator=never, **wanted):
-    return Tools(Wanted(**wanted), vlm, generator, path / "deep" / "pairs.sqlite")
+    return Tools(
+        SemanticsConfig(**{"rephrasings": 2, **wanted}),
+        vlm,
+        generator,
+        path / "deep" / "pairs.sqlite",
+    )
 
 
 @pytest.fixture(scope="module")
@@ -197,10 +188,16 @@ def test_models_are_loaded_on_the_device_of_the_settings(tmp_path, monkeypatch):
 
 
 def test_what_cannot_be_found_is_refused(tmp_path):
-    with pytest.raises(InputError, match=r"semantics\.meanings is 'cluster'; expected one of 'str"):
-        tools(tmp_path, meanings="cluster")
-    with pytest.raises(InputError, match=r"name one in semantics\.similarity too"):
-        tools(tmp_path, meanings="sentences")
+    for wanted, message in (
+        ({"meanings": "cluster"}, r"semantics\.meanings is 'cluster'; expected one of 'str"),
+        ({"meanings": "sentences"}, r"needs semantics\.similarity too"),
+    ):
+        with pytest.raises(InputError, match=message):
+            make_config({"semantics": wanted}, "test")
+    for wanted in ({"p_true": True}, {"rephrase": "prompt"}):
+        asked = tools(tmp_path, vlm=lambda: Scripted({}), **wanted)
+        with pytest.raises(InputError, match="needs a Hugging Face model"):
+            find_semantics(asked, BATCHES[0])
     (query, samples), _ = BATCHES[0]
     with pytest.raises(InputError, match="query 'a' has no judged answer"):
         find_semantics(
