@@ -92,8 +92,9 @@ def mutated(mutant: Mutant, source: str) -> str:
     """The source of the mutant's file with the change made, which must be possible just once."""
     tree = ast.parse(source)
     right, wrong = ast.parse(mutant.right).body, ast.parse(mutant.wrong).body
-    if isinstance(right[0], ast.Expr) and isinstance(wrong[0], ast.Expr):
-        right, wrong = [right[0].value], [wrong[0].value]  # also inside of other expressions
+    match right, wrong:
+        case [ast.Expr(one)], [ast.Expr(other)]:  # also inside of other expressions
+            right, wrong = [one], [other]
     found = list(_sites(_definition(tree, mutant.function), right))
     if len(found) != 1:
         raise LookupError(
