@@ -29,6 +29,7 @@ class Maker:
     outside: Path
     made: list = field(default_factory=list)
     interrupted: bool = False
+    chance: str = ""  # what is in the text and in no setting
 
     def inputs(self, config):
         return {"the file outside": self.outside} if self.name == "second" else {}
@@ -42,7 +43,7 @@ class Maker:
             self.interrupted = False
             raise KeyboardInterrupt
         before = [(work.run / name / "text").read_text() for name in CHAIN[self.name].after]
-        text = written(self.name, work.config, before, self.outside.read_text())
+        text = written(self.name, work.config, before, self.outside.read_text()) + self.chance
         save(work.folder(self.name) / "text", text.encode())
         return {"letters": len(text)}
 
@@ -128,3 +129,17 @@ def test_a_change_reaches_the_stages_after_it_and_no_others(tmp_path, makers):
     }
     run_stages(tmp_path / "run", other, redo="second")
     assert [name for name, maker in makers.items() if maker.made] == ["second", "third"]
+
+
+def test_a_stage_made_again_makes_the_next_stale_if_it_differs(tmp_path, makers):
+    run, config = tmp_path / "run", make_config({"name": "x"}, "test")
+    run_stages(run, config)
+    for chance, expected in (("", "fresh"), ("!", "stale")):
+        makers["first"].chance = chance
+        runs.remove_stage(run, "first")
+        run_stages(run, config, only="first")
+        found = states(run, config)
+        assert (found["second"].kind, found["third"].kind) == (expected, "fresh")
+    assert found["second"].reason == "first was made again"
+    with pytest.raises(ArtefactError, match="second is stale: first was made again"):
+        run_stages(run, config)

@@ -10,6 +10,7 @@ import time
 import numpy as np
 import pytest
 from tests.models.conftest import llava, make_query  # noqa: F401
+from tests.models.toy import Toy
 
 from fusevlm import Fuse, simulate
 from fusevlm.errors import ArtefactError, InputError
@@ -239,6 +240,15 @@ def test_states_are_halved_only_where_that_is_asked_for(tmp_path):
                 found, expected = getattr(two, name)["last"], getattr(one, name)["last"]
                 np.testing.assert_allclose(found, expected, rtol=tolerance)
                 assert np.array_equal(found, expected) != half
+
+
+def test_half_precision_reaches_what_is_sampled(tmp_path):
+    for half in (False, True):
+        parts = Parts(tmp_path / str(half), KIND)
+        sample_parts(parts, Toy(), [make_query(0), make_query(1)], HEAT, half=half)
+        (one, two) = read_generations(tmp_path / str(half), "last")
+        expected = np.float16 if half else np.float32
+        assert one.layers["last"].dtype == two.layers["last"].dtype == expected
 
 
 def test_a_part_is_counted_once(tmp_path):
