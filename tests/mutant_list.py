@@ -74,7 +74,8 @@ MUTANTS = [
     Mutant("split halves taken for the whole", "maths/noise.py:split_half_tau2",
            "min(n, d) ** 2 * float(np.mean(variances)) / n",
            "min(n, d) ** 2 * float(np.mean(variances))",
-           "maths/test_noise.py::test_right_on_average_where_the_paper_is_right"),
+           "maths/test_noise.py::test_right_on_average_where_the_paper_is_right"
+           "[10-200-split_half_tau2]"),
     Mutant("split halves in order of drawing", "maths/noise.py:split_half_tau2",
            "a, b = order[side], order[~side]",
            "a, b = np.flatnonzero(side), np.flatnonzero(~side)",
@@ -168,7 +169,8 @@ MUTANTS = [
            "fuse/test_thresholds.py::test_non_monotone_risk_takes_the_last_feasible_threshold"),
     Mutant("any rejection for the sequence", "fuse/thresholds.py:_fixed_sequence",
            "stop - 1 if stop else None", "_last(np.flatnonzero(p <= delta))",
-           "fuse/test_guarantee.py::test_guaranteed_rules_keep_their_promise"),
+           "fuse/test_guarantee.py::test_guaranteed_rules_keep_their_promise"
+           "[learn_then_test-flat]"),
     Mutant("no union bound", "fuse/thresholds.py:clopper_pearson", "delta / len(found.theta)",
            "delta", "fuse/test_thresholds.py::test_clopper_pearson_by_brute_force"),
     Mutant("groups without correction", "fuse/thresholds.py:per_group",

@@ -37,7 +37,7 @@ HEAVY = [
     "transformers.models.clip.modeling_clip", "PIL.Image", "hypothesis.extra.numpy", "pytest",
 ]  # fmt: skip
 PASSED, FAILED = 100, 101  # exit codes; neither is that of a crash
-SECONDS = 300  # for the tests of one mutant
+SECONDS = 600  # for the tests of one mutant, or for all of them once
 
 
 def main() -> int:
@@ -152,6 +152,7 @@ def run_tests(folder: Path, tests: Sequence[str]) -> tuple[int | None, str]:
 def _run_tests(folder: Path, tests: Sequence[str], log: Path) -> None:
     sys.path.insert(0, str(folder))  # before where fusevlm is installed
     os.environ |= {"PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1"}
+    os.environ.pop("FUSEVLM_EMBEDDED", None)  # the copy has its own weights
     sys.dont_write_bytecode = True
     gc.freeze()  # what the parent loaded need not be searched
     os.chdir(ROOT)
@@ -159,16 +160,18 @@ def _run_tests(folder: Path, tests: Sequence[str], log: Path) -> None:
         import pytest
         from hypothesis import Phase, settings
 
-        import fusevlm
+        from fusevlm import embedded
 
-        if Path(fusevlm.__file__).parent != folder / "fusevlm":
-            raise SystemExit(f"{fusevlm.__file__} was imported, not the copy in {folder}")
         phases = [Phase.explicit, Phase.generate]  # any example will do, and none is remembered
         settings.register_profile("hunt", phases=phases, database=None)
         settings.load_profile("hunt")
         options = ["-q", "-x", "--tb=line", "-p", "no:cacheprovider", "-p", "no:anyio"]
         options += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]  # plugins are loaded already
         code = pytest.main([*options, *(f"tests/{test}" for test in tests)])
+        loaded = {m.__file__ for name, m in sys.modules.items() if name.startswith("fusevlm")}
+        for used in (*loaded, embedded.weights_folder()):
+            if folder not in Path(used or folder).parents:
+                raise SystemExit(f"{used} was used, which is not in the copy, {folder}")
     sys.exit(PASSED + code)
 
 
