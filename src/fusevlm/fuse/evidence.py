@@ -50,7 +50,7 @@ class Responses:
     p: FloatArray  # [n] confidence in each response
 
     def evidence(self, alpha: float, jitter: float) -> Evidence:
-        """Ṽ at this α; with n ≤ d all α share one factorisation: logdet S_w = logdet S + Σ log w."""
+        """Ṽ at this α. With n ≤ d all α share one factorisation, logdet S_w = logdet S + Σ ln w."""
         log_w = log_weights(self.p, alpha)
         if len(self.G) > self.d:
             return gram_evidence(self.G, self.d, log_w, jitter)
