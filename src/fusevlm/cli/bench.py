@@ -38,7 +38,7 @@ def _run(args: argparse.Namespace) -> int:
     if args.dry_run:
         from fusevlm.pipeline.cost import report
 
-        methods = len(next(iter(bench.places.values())).calibrate.methods)
+        methods = len(next(iter(bench.places.values())).calibrate.names())
         print(f"{bench.name}: {', '.join(bench.places)}; {methods} methods each")
         print(report(bench.places, args.tflops))
         return EXIT_OK

@@ -14,7 +14,7 @@ from fusevlm.data.images import load_image
 from fusevlm.errors import InputError
 from fusevlm.pipeline.data import TEST, read_asked
 from fusevlm.pipeline.evaluate import read_predictions, read_results
-from fusevlm.pipeline.methods import FUSE, GUARANTEED, find_method
+from fusevlm.pipeline.methods import FUSE, GUARANTEED, group_of
 from fusevlm.pipeline.run import Work
 from fusevlm.render.page import Example, render_page
 from fusevlm.render.plots import Line, draw_plots
@@ -41,7 +41,7 @@ def make(work: Work) -> dict[str, int]:
     folder = work.folder("report")
     for name, svg in plots.items():
         save(folder / f"{name}.svg", svg.encode())
-    shown = next((n for n in methods if find_method(n).group == FUSE), methods[0])
+    shown = next((n for n in methods if group_of(n) == FUSE), methods[0])
     rows = spread(lines[shown].u, work.config.report.examples)
     examples = _examples(work.run, table, shown, rows)
     page = render_page(work.config.name, results, plots, examples, shown)
@@ -57,7 +57,7 @@ def drawn(results: dict[str, Any]) -> list[str]:
 
     def place(name: str) -> tuple[bool, float]:
         auroc = figures[name]["auroc"]
-        return find_method(name).group != FUSE, -auroc["estimate"] if auroc else 0.0
+        return group_of(name) != FUSE, -auroc["estimate"] if auroc else 0.0
 
     return sorted(figures, key=place)[:MOST_LINES]
 

@@ -68,7 +68,7 @@ def validate(config: Config, run: Path) -> Validation:
         place = check(partial(_model, source, part))
         if place is not None:
             plan.append(f"{key}: {place}")
-    check(lambda: check_methods(config.calibrate.methods))
+    check(lambda: check_methods(config.calibrate))
     for name in config.score.baselines:
         check(partial(checks.known, name, SCORES, "score.baselines:"))
     plan += absent_scores(config)

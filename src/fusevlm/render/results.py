@@ -26,8 +26,20 @@ ANSWERED: dict[str, str] = {
     "coverage_empirical": "coverage (empirical)",
     "risk_empirical": "risk (empirical)",
 }
+# what the paper leaves open, side by side: which class is positive, and how u becomes P(wrong)
+CONVENTIONS: dict[str, tuple[str, bool]] = {
+    "tpr_at_fpr_0.1": ("TPR@.1, wrong +", True),
+    "tpr_right_at_fpr_0.1": ("right +", True),
+    "tpr_at_fpr_0.05": ("TPR@.05, wrong +", True),
+    "tpr_right_at_fpr_0.05": ("right +", True),
+    "tpr_at_fpr_0.01": ("TPR@.01, wrong +", True),
+    "tpr_right_at_fpr_0.01": ("right +", True),
+    "ece": ("ECE, own", False),
+    "ece_platt": ("ECE, Platt", False),
+    "ece_min_max": ("ECE, min–max", False),
+}
 SOURCES = ("auroc", "pearson_calibration", "spearman_calibration", "aurac")  # Table 2
-GROUPS = ("Baselines", "FUSE", "Ablations", "Sources", "Sensitivity")
+GROUPS = ("Baselines", "FUSE", "Ablations", "Own rows", "Sources", "Sensitivity")
 
 
 @dataclass(frozen=True)
