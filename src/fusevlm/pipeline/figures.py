@@ -11,6 +11,8 @@ from fusevlm.render.figures import draw_curves
 from fusevlm.render.plots import Drawing
 from fusevlm.render.results import Curve, Results
 
+KINDS = ("svg", "pdf")
+
 
 def slug(name: str) -> str:
     """A folder name."""
@@ -25,11 +27,16 @@ def titles_of(names: Iterable[str]) -> dict[str, str]:
     return {n: title if shared.count(title) == 1 else n for n, title in titles.items()}
 
 
-def save_drawings(folder: Path, drawings: Mapping[str, Drawing]) -> None:
-    """Each figure as NAME.svg and NAME.pdf."""
+def save_drawings(
+    folder: Path, drawings: Mapping[str, Drawing], *, pdf: bool = True
+) -> dict[str, str]:
+    """Each figure as NAME.svg and, if wanted, NAME.pdf; the SVG by name."""
+    found = {name: drawing.svg() for name, drawing in drawings.items()}
     for name, drawing in drawings.items():
-        store.save(folder / f"{name}.svg", drawing.svg.encode())
-        store.save(folder / f"{name}.pdf", drawing.pdf)
+        store.save(folder / f"{name}.svg", found[name].encode())
+        if pdf:
+            store.save(folder / f"{name}.pdf", drawing.pdf())
+    return found
 
 
 def draw_bench(curves: Sequence[Curve]) -> dict[str, Drawing]:
@@ -49,9 +56,10 @@ def write_bench(results: Results, out: Path) -> str:
     """Write the curves; the index of all figures, those of the places' reports too, in Markdown."""
     drawings = draw_bench(results.curves)
     save_drawings(out, drawings)
-    names = list(drawings)
+    found = [f"{name}.{kind}" for name in drawings for kind in KINDS]
     for place in results.places:
         report = Path(slug(place.name)) / "report"
-        names += [f"{report / path.stem}" for path in sorted((out / report).glob("*.svg"))]
-    lines = [f"- [{name}.svg]({name}.svg), [{name}.pdf]({name}.pdf)" for name in names]
+        files = sorted(path for kind in KINDS for path in (out / report).glob(f"*.{kind}"))
+        found += [str(report / path.name) for path in files]
+    lines = [f"- [{name}]({name})" for name in found]
     return "\n".join(["## Figures\n", *lines, ""]) if lines else ""

@@ -61,9 +61,10 @@ def make(work: Work) -> dict[str, int]:
     if any(groups.values()):
         drawings["qualitative"] = draw_examples(groups, titles[method])
     folder = work.folder("report")
-    save_drawings(folder, drawings)
-    svgs = {name: drawing.svg for name, drawing in drawings.items()}
-    page = render_page(work.config.name, results, svgs, groups, titles[method], left_out)
+    svgs = save_drawings(folder, drawings, pdf=settings.pdf)
+    page = render_page(
+        work.config.name, results, svgs, groups, titles[method], left_out, pdf=settings.pdf
+    )
     save(folder / PAGE, page.encode())
     return {"figures": len(drawings), "examples": sum(map(len, groups.values()))}
 
@@ -94,8 +95,7 @@ def drawn(
 ) -> tuple[list[str], dict[str, str]]:
     """The methods in the plots, that of choice first; and why a named one is not there.
 
-    Beside it stand the named ones, or else all; where they are too many FUSE, G-NLL and the best
-    of the others by AUROC.
+    Beside it stand the named ones, or else FUSE, G-NLL and the best of the others by AUROC.
     """
     figures, absent = results["slices"][0]["methods"], results["absent"]
     if beside:
@@ -110,8 +110,7 @@ def drawn(
         apart = find_method(name).group != FUSE
         return name != method, apart, name != USUAL, -auroc["estimate"] if auroc else 0.0
 
-    found = sorted(figures, key=place) if len(figures) > MOST_LINES else list(figures)
-    return list(dict.fromkeys([method, *found]))[:MOST_LINES], {}
+    return sorted(figures, key=place)[:MOST_LINES], {}
 
 
 def read_ntl(run: Path, ids: Sequence[str]) -> FloatArray | None:

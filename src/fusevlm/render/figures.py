@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from fusevlm.checks import BoolArray, FloatArray
+from fusevlm.checks import BoolArray, FloatArray, extra
 from fusevlm.errors import UndefinedMetricError
 from fusevlm.render.examples import FAILURE, Example, numbers, sections
 from fusevlm.render.plots import (
@@ -20,18 +20,24 @@ from fusevlm.render.plots import (
     looks,
     roc_lines,
     split_histogram,
+    trimmed,
 )
 from fusevlm.render.results import Curve
 
 TINTS = {False: "#e5f4ea", True: "#fbe6e3"}  # of a success, of a failure
 IN_A_ROW = 3  # examples of a group in the qualitative figure
-WIDTH = 34  # letters in a line beside a picture
+WIDTH = 44  # letters in a line beside a picture
 
 
 def scaled(u: FloatArray) -> FloatArray:
-    """(u − min u)/(max u − min u): the paper's normalised score; 0 where all are equal."""
-    low, high = float(u.min()), float(u.max())
-    return np.asarray((u - low) / (high - low if high > low else 1.0))
+    """u from its 1st percentile (0) to its 99th (1): a normalised score, 0 where all are equal.
+
+    The paper shows a normalised score and does not say how; by minimum and maximum one query far
+    out would hide the others.
+    """
+    inside = trimmed(u)
+    low, high = float(inside.min()), float(inside.max())
+    return np.asarray((inside - low) / (high - low if high > low else 1.0))
 
 
 def overlooked(u: FloatArray, wrong: BoolArray) -> float:
@@ -56,11 +62,11 @@ def draw_against_ntl(name: str, u: FloatArray, ntl: FloatArray, wrong: BoolArray
         right.legend(frameon=False, fontsize=7, loc="lower right")
         legend(figure, left)
 
-    return draw((9.0, 3.4), plot)
+    return draw((9.0, 3.7), plot)
 
 
 def _passing(share: float) -> str:
-    return f"{share:.0%} of the wrong look as sure as the median right"
+    return f"{share:.0%} of the wrong answers are\nas sure as the median right one"
 
 
 def draw_curves(curves: Sequence[Curve], titles: Mapping[str, str]) -> Drawing:
@@ -108,6 +114,7 @@ def _criteria(curve: Curve) -> list[str]:
 
 def draw_examples(groups: Mapping[str, Sequence[Example]], method: str) -> Drawing:
     """Fig. 4: queries in successes (green) and failures (red), a row of at most three per group."""
+    Rectangle = extra("matplotlib.patches", "plots", "report").Rectangle
     rows = [
         (group, kind == FAILURE, list(examples)[:IN_A_ROW])
         for kind, found in sections(groups)
@@ -118,24 +125,26 @@ def draw_examples(groups: Mapping[str, Sequence[Example]], method: str) -> Drawi
         parts = np.atleast_1d(figure.subfigures(max(1, len(rows)), 1))[: len(rows)]
         for part, (group, failed, examples) in zip(parts, rows, strict=True):
             word = "failure" if failed else "success"
-            part.set_facecolor(TINTS[failed])
-            part.suptitle(f"{group} – {word} of {method}", fontsize=10, fontweight="bold")
+            ground = Rectangle((0, 0.01), 1, 0.98, color=TINTS[failed], zorder=-1)
+            part.add_artist(ground).set_transform(part.transSubfigure)
+            title = f"{group} – {word} of {method}"
+            part.text(0.5, 0.95, title, fontsize=10, fontweight="bold", ha="center", va="top")
             for number, example in enumerate(examples):
                 _card(part, number, example)
 
-    return draw((11.0, max(1.0, 2.3 * len(rows))), plot)
+    return draw((11.0, max(1.0, 1.9 * len(rows))), plot)
 
 
 def _card(part: Any, number: int, example: Example) -> None:
     """Picture on the left, words on the right; in fractions of the group's row."""
     left, width = number / IN_A_ROW, 1 / IN_A_ROW
     if example.picture:
-        axes = part.add_axes((left + 0.005, 0.08, 0.27 * width, 0.74))
+        axes = part.add_axes((left + 0.005, 0.05, 0.27 * width, 0.74))
         axes.imshow(_pixels(example.picture), interpolation="none")
         axes.set_axis_off()
         axes.set_anchor("N")
     part.text(
-        left + 0.3 * width, 0.82, "\n".join(_words(example)), fontsize=7.5, va="top", ha="left",
+        left + 0.3 * width, 0.79, "\n".join(_words(example)), fontsize=7.5, va="top", ha="left",
         linespacing=1.35, color=INK,
     )  # fmt: skip
 
@@ -146,7 +155,7 @@ def _words(example: Example) -> list[str]:
     u, p, m0, evidence, ntl = numbers(example)
     return [
         *lines_of(example.question, 2),
-        *lines_of(f"answer: {example.answer} ({verdict})", 1),
+        *lines_of(f"answer ({verdict}): {example.answer}", 1),
         *lines_of(f"references: {' / '.join(dict.fromkeys(example.references))}", 1),
         *lines_of(f"samples: {said}", 2),
         u,

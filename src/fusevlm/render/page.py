@@ -52,8 +52,10 @@ def render_page(
     groups: Mapping[str, Sequence[Example]],
     method: str,
     left_out: Mapping[str, str] | None = None,
+    *,
+    pdf: bool = True,
 ) -> str:
-    """The page as text; ``figures`` are SVG by name, ``left_out`` those that are not and why."""
+    """The page as text; ``figures`` are SVG by name, ``left_out`` what is not drawn and why."""
     whole = results["slices"][0]
     settings = results["settings"]
     parts = [
@@ -71,7 +73,7 @@ def render_page(
         '<div class="plots">',
         *[_plot(key, svg) for key, svg in figures.items() if key not in NOT_INLINE],
         "</div>",
-        _index(figures, left_out or {}),
+        _index(figures, left_out or {}, pdf=pdf),
         *_slices(results),
         *_causes(results.get("causes", {})),
         *_examples(groups, method),
@@ -113,16 +115,15 @@ def _plot(key: str, svg: str) -> str:
     return f'<figure class="{kind}"><figcaption>{TITLES[key]}</figcaption>{element}</figure>'
 
 
-def _index(figures: Mapping[str, str], left_out: Mapping[str, str]) -> str:
+def _index(figures: Mapping[str, str], left_out: Mapping[str, str], *, pdf: bool) -> str:
     """The files beside the page, and what could not be drawn."""
-    files = "".join(
-        f"<li>{TITLES[key]}: <code>{key}.svg</code>, <code>{key}.pdf</code></li>" for key in figures
-    )
+    files = "".join(f"<li>{TITLES[key]}: <code>{key}.svg</code></li>" for key in figures)
     gone = "".join(
         f"<li>{escape(TITLES.get(key, key))}: left out, {escape(why)}</li>"
         for key, why in left_out.items()
     )
-    return f"<p>Files beside this page:</p><ul>{files}{gone}</ul>"
+    also = ", each as <code>.pdf</code> too" if pdf else ""
+    return f"<p>Files beside this page{also}:</p><ul>{files}{gone}</ul>"
 
 
 def _slices(results: Mapping[str, Any]) -> list[str]:

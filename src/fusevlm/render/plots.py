@@ -38,6 +38,7 @@ STYLE = {
 UNDATED = {"Creator": None, "Producer": None, "CreationDate": None}  # of a PDF
 N_BINS = 10
 N_BARS = 20  # of a histogram
+FEW = 4  # methods in a plot that more would make unreadable
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,12 +49,31 @@ class Line:
     p_wrong: FloatArray
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Drawing:
-    """One figure in both formats."""
+    """One finished figure; the same bytes each time it is asked for."""
 
-    svg: str
-    pdf: bytes
+    figure: Any
+
+    def svg(self) -> str:
+        """As text that a page can hold."""
+        return self._saved("svg", {"Date": None}).decode()
+
+    def pdf(self) -> bytes:
+        """With its letters embedded, for LaTeX."""
+        return self._saved("pdf", UNDATED)
+
+    def _saved(self, kind: str, metadata: Mapping[str, None]) -> bytes:
+        out = io.BytesIO()
+        with _styled(), warnings.catch_warnings():
+            # a script that the font lacks: readable in the SVG, boxes in the PDF
+            warnings.filterwarnings("ignore", message="Glyph .* missing from font")
+            self.figure.savefig(out, format=kind, transparent=True, metadata=metadata)
+        return out.getvalue()
+
+
+def _styled() -> Any:
+    return extra("matplotlib", "plots", "report").rc_context(STYLE)
 
 
 def draw_plots(lines: Mapping[str, Line], wrong: BoolArray) -> dict[str, Drawing]:
@@ -66,26 +86,18 @@ def draw_plots(lines: Mapping[str, Line], wrong: BoolArray) -> dict[str, Drawing
 
 def draw(size: tuple[float, float], plot: Callable[[Any], None]) -> Drawing:
     """A figure of ``size`` inches that ``plot`` fills; what is undefined says so."""
-    matplotlib = extra("matplotlib", "plots", "report")
     figures = extra("matplotlib.figure", "plots", "report")
-    with matplotlib.rc_context(STYLE):
+    with _styled(), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
         figure = figures.Figure(figsize=size, layout="constrained")
         try:
             plot(figure)
         except UndefinedMetricError as error:
             figure.clear()
             figure.text(0.5, 0.5, f"undefined on these answers:\n{error}", ha="center", wrap=True)
-        return _drawing(figure)
-
-
-def _drawing(figure: Any) -> Drawing:
-    svg, pdf = io.StringIO(), io.BytesIO()
-    with warnings.catch_warnings():
-        # a script that the font lacks: readable in the SVG, boxes in the PDF
-        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
-        figure.savefig(svg, format="svg", transparent=True, metadata={"Date": None})
-        figure.savefig(pdf, format="pdf", transparent=True, metadata=UNDATED)
-    return Drawing(svg.getvalue(), pdf.getvalue())
+        figure.get_layout_engine().execute(figure)
+        figure.set_layout_engine("none")  # laid out once for both formats
+        return Drawing(figure)
 
 
 def legend(figure: Any, axes: Any, columns: int = 2) -> None:
@@ -103,6 +115,11 @@ def looks(number: int) -> dict[str, Any]:
         "linestyle": DASHES[number % len(DASHES)],
         "linewidth": 1.5 if number else 2.2,
     }
+
+
+def trimmed(values: FloatArray) -> FloatArray:
+    """Values outside the 1st and 99th percentile at these, so that a few do not hide the rest."""
+    return np.asarray(np.clip(values, *np.percentile(values, (1, 99))))
 
 
 def split_histogram(axes: Any, values: FloatArray, wrong: BoolArray) -> None:
@@ -135,12 +152,15 @@ def _roc(figure: Any, lines: Mapping[str, Line], wrong: BoolArray) -> None:
 
 
 def _reliability(figure: Any, lines: Mapping[str, Line], wrong: BoolArray) -> None:
-    """P(wrong) against the share that was wrong; below it how often the first method says so."""
+    """P(wrong) against the share that was wrong, of the first few methods; dots grow with their
+    queries, and below is how often the first method says so.
+    """
     axes, strip = figure.subplots(2, height_ratios=(5, 1), sharex=True)
-    for number, (name, line) in enumerate(lines.items()):
+    for number, (name, line) in enumerate(list(lines.items())[:FEW]):
         curve = metrics.reliability(line.p_wrong, wrong, n_bins=N_BINS)
-        axes.plot(curve.mean_p, curve.error_rate, label=name, marker="o", markersize=3,
-                  **looks(number))  # fmt: skip
+        axes.plot(curve.mean_p, curve.error_rate, label=name, **looks(number))
+        size = 4 + 60 * curve.count / len(wrong)
+        axes.scatter(curve.mean_p, curve.error_rate, size, COLORS[number])
     axes.plot([0, 1], [0, 1], color=INK, linewidth=0.6)
     axes.set(ylabel="share that was wrong", xlim=(0, 1), ylim=(0, 1))
     first = next(iter(lines.values()))
@@ -174,11 +194,11 @@ def _risk(figure: Any, lines: Mapping[str, Line], wrong: BoolArray) -> None:
 def _densities(figure: Any, lines: Mapping[str, Line], wrong: BoolArray) -> None:
     """u of right and wrong answers, a panel per method."""
     rows = -(-len(lines) // 2)
-    panels = figure.subplots(rows, 2, squeeze=False).flat
+    panels = figure.subplots(rows, 2, squeeze=False).ravel()
     for axes, (name, line) in zip(panels, lines.items(), strict=False):
-        split_histogram(axes, line.u, wrong)
+        split_histogram(axes, trimmed(line.u), wrong)
         axes.set_title(name)
-    for axes in list(panels)[len(lines) :]:
+    for axes in panels[len(lines) :]:
         axes.set_visible(False)
     legend(figure, figure.axes[0])
 
