@@ -207,9 +207,12 @@ class EvaluateConfig:
 
 @dataclass(frozen=True)
 class ReportConfig:
-    """The page."""
+    """The figures and the page."""
 
-    examples: Annotated[int, Whole(0)] = 20
+    method: str = ""  # of choice, among calibrate.methods; the first form of FUSE if empty
+    beside: tuple[str, ...] = ()  # methods drawn beside it; if empty FUSE, G-NLL and the best
+    examples: Annotated[int, Whole(0)] = 20  # queries on the page, in successes and failures
+    pdf: bool = True  # beside each SVG
 
 
 @dataclass(frozen=True)

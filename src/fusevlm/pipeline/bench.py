@@ -32,10 +32,12 @@ from fusevlm.data.correctness import ALL_OR_NOTHING, CRITERIA
 from fusevlm.errors import ArtefactError, InputError
 from fusevlm.pipeline.curves import over_criteria, over_samples
 from fusevlm.pipeline.evaluate import read_results
+from fusevlm.pipeline.figures import slug, write_bench
 from fusevlm.pipeline.methods import METHODS, check_methods, find_method, rows_of
+from fusevlm.pipeline.report import check_report
 from fusevlm.pipeline.run import Progress, run_stages
 from fusevlm.pipeline.score import read_scored
-from fusevlm.render import plots, tables
+from fusevlm.render import tables
 from fusevlm.render.results import Cell, Curve, Place, Results, Row
 from fusevlm.scores import SCORES, needs_of
 from fusevlm.store.files import AnyPath
@@ -107,6 +109,7 @@ def read_bench(path: AnyPath, changes: Sequence[str] = (), limit: int | None = N
             config = change_config(anchor(config, source.parent), changes)
             places[place] = limited(_with_methods(config, rows), limit)
             _check_methods(places[place], curves, f"{source}, {place}")
+            check_report(places[place])
     return Bench(name, places, curves)
 
 
@@ -233,7 +236,7 @@ def run_bench(
         say(f"== {name}")
         run = out / slug(name)
         run_stages(
-            run, config, to="evaluate", redo=redo, say=say, progress=progress,
+            run, config, to="report", redo=redo, say=say, progress=progress,
             redo_command=redo_command,
         )  # fmt: skip
         results = read_results(run)
@@ -244,11 +247,6 @@ def run_bench(
     whole = Results(bench.name, places, _rows(found, first.calibrate), curves)
     write(whole, out)
     return whole
-
-
-def slug(name: str) -> str:
-    """A folder name."""
-    return "".join(c if c.isalnum() or c in "-." else "_" for c in name)
 
 
 def cells_of(run: Path, config: Config, results: Mapping[str, Any]) -> dict[str, Cell]:
@@ -336,11 +334,9 @@ def _curves(
 
 
 def write(results: Results, out: Path) -> None:
-    """results.json, .md, .csv, .tex and one SVG per curve."""
+    """results.json, .md, .csv, .tex and the curves as SVG and PDF."""
     store.save_json(out / "results.json", asdict(results))
-    store.save(out / "results.md", tables.markdown(results).encode())
+    index = write_bench(results, out)
+    store.save(out / "results.md", f"{tables.markdown(results)}\n{index}".encode())
     store.save(out / "results.csv", csv_bytes(tables.CSV_HEADER, tables.csv_rows(results)))
     store.save(out / "results.tex", tables.latex(results).encode())
-    for curve in results.curves:
-        name = f"{slug(curve.place)}-{curve.over}.svg"
-        store.save(out / name, plots.curve_svg(curve).encode())

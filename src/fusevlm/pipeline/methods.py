@@ -186,6 +186,11 @@ def group_of(name: str) -> str:
     return BASELINES if name in SCORES else OWN_ROWS
 
 
+def title_of(name: str) -> str:
+    """What a method is called; a row of some config's own by its name."""
+    return name if group_of(name) == OWN_ROWS else find_method(name).title
+
+
 def check_methods(config: CalibrateConfig) -> None:
     """Refuse a name that is no method, and a row with a name, preset or option that cannot be."""
     for name in config.names():

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from fusevlm.render.results import ANSWERED, GROUPS, METRICS, SOURCES, Cell, Results, Row
+from fusevlm.render.tex import PACKAGES, tex
 from fusevlm.render.text import figure, layout
 
 MANY = (
@@ -123,7 +124,7 @@ def latex(results: Results) -> str:
     parts = [_latex_table(results, one, list(METRICS), "All methods.")]
     if two:
         parts.append(_latex_table(results, two, list(SOURCES), "Uncertainty sources."))
-    return "\n".join(parts)
+    return PACKAGES + "\n".join(parts)
 
 
 def _latex_table(
@@ -132,7 +133,8 @@ def _latex_table(
     places = [place.name for place in results.places]
     arrows = {m: "$\\uparrow$" if METRICS[m][1] else "$\\downarrow$" for m in metrics}
     heads = [
-        f"\\multicolumn{{{len(places)}}}{{c}}{{{METRICS[m][0]} ({arrows[m]})}}" for m in metrics
+        f"\\multicolumn{{{len(places)}}}{{c}}{{{tex(METRICS[m][0])} ({arrows[m]})}}"
+        for m in metrics
     ]
     lines = [
         "\\begin{table*}[t]",
@@ -140,7 +142,7 @@ def _latex_table(
         f"\\begin{{tabular}}{{l{'c' * (len(metrics) * len(places))}}}",
         "\\toprule",
         " & ".join(["", *heads]) + " \\\\",
-        " & ".join(["Method", *(_tex(p) for _ in metrics for p in places)]) + " \\\\",
+        " & ".join(["Method", *(tex(p) for _ in metrics for p in places)]) + " \\\\",
         "\\midrule",
     ]
     group = ""
@@ -155,8 +157,8 @@ def _latex_table(
                 text = "--" if value is None else f"{value['estimate']:.3f}"
                 best = results.best(m, place) == row.name
                 cells.append(f"\\textbf{{{text}}}" if best else text)
-        lines.append(" & ".join([_tex(row.title), *cells]) + " \\\\")
-    base = ", ".join(f"{_tex(p.name)} {p.base_accuracy['estimate']:.3f}" for p in results.places)
+        lines.append(" & ".join([tex(row.title), *cells]) + " \\\\")
+    base = ", ".join(f"{tex(p.name)} {p.base_accuracy['estimate']:.3f}" for p in results.places)
     lines += [
         "\\bottomrule",
         "\\end{tabular}}",
@@ -189,11 +191,3 @@ def _signed(cell: Cell) -> str:
 
 def _pipe(cells: Sequence[str]) -> str:
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
-
-
-def _tex(text: str) -> str:
-    """Text that LaTeX takes literally."""
-    special = {c: f"\\{c}" for c in "&%$#_{}"} | {"~": "\\textasciitilde{}", "^": "\\^{}"}
-    greek = {"τ": "$\\tau$", "θ": "$\\theta$", "²": "$^2$", "Ṽ": "$\\tilde V$", "*": "$^\\star$"}
-    special["\\"] = "\\textbackslash{}"
-    return "".join({**special, **greek}.get(c, c) for c in text)
