@@ -208,7 +208,7 @@ class Applied:
 
     u: FloatArray
     p_wrong: FloatArray
-    p_platt: FloatArray
+    p_platt: FloatArray | None  # None: all tuning answers were right, or all wrong
     p_min_max: FloatArray | None  # None: all tuning scores were one number
     u_guaranteed: FloatArray  # what the guaranteed threshold is compared with
     shown: dict[str, FloatArray]  # more to show, such as m0 and evidence
@@ -222,8 +222,8 @@ class Applied:
 class Scales:
     """The scores of the tuning queries as P(wrong), in the two ways that all methods share."""
 
-    platt: probability.Platt
-    min_max: probability.MinMax | None  # None where all scores are one number
+    platt: probability.Platt | None = None  # None where all are right, or all wrong
+    min_max: probability.MinMax | None = None  # None where all scores are one number
 
 
 @dataclass(frozen=True, eq=False)
@@ -258,8 +258,9 @@ class Fitted:
         """u and P(wrong) of queries."""
         u, p, shown = self._scored(queries)
         apart = u if self.apart is None else self.apart._scored(queries)[0]
-        min_max = None if self.scales.min_max is None else self.scales.min_max(u)
-        return Applied(u, np.clip(p, 0.0, 1.0), self.scales.platt(u), min_max, apart, shown)
+        maps = (self.scales.platt, self.scales.min_max)
+        platt, min_max = (None if one is None else one(u) for one in maps)
+        return Applied(u, np.clip(p, 0.0, 1.0), platt, min_max, apart, shown)
 
     def _scored(self, queries: Queries) -> tuple[FloatArray, FloatArray, dict[str, FloatArray]]:
         if self.fuse is None:
@@ -390,7 +391,7 @@ def _fit_form(method: Method, fuse: Fuse, queries: Queries, config: CalibrateCon
     scores = score_model(fuse.model, queries, fuse.options, warn=False)
     learn = LEARNERS.get(method.readout)
     map_ = None if learn is None else learn(fuse, scores, queries, parts[0])
-    fitted = Fitted(method, NO_SCALES, fuse, map=map_)
+    fitted = Fitted(method, Scales(), fuse, map=map_)
     u = READOUTS[method.readout](fitted, scores, queries)
     own = fuse.options.probability
     kind = config.probability if own == "model" else own  # which is not of this readout
@@ -412,7 +413,6 @@ def _ranked(options: Mapping[str, Any], queries: Queries) -> dict[str, Any]:
 
 
 Parts = tuple[Any, Any]  # rows to learn on and rows for thresholds; all and all at share 0
-NO_SCALES = Scales(probability.Platt(0.0, 0.0), None)  # while they are not known yet
 
 
 def _parts(size: int, share: float, seed: int) -> Parts:
@@ -425,9 +425,13 @@ def _parts(size: int, share: float, seed: int) -> Parts:
 
 
 def _scales(u: FloatArray, wrong: BoolArray, tune: Any = slice(None)) -> Scales:
-    u, wrong = u[tune], checks.both_classes(wrong[tune], "P(wrong)")
+    u, wrong = u[tune], wrong[tune]
+    both = bool(wrong.any()) and not bool(wrong.all())
     varies = float(np.ptp(u)) > 0.0
-    return Scales(probability.fit_platt(u, wrong), probability.fit_min_max(u) if varies else None)
+    return Scales(
+        probability.fit_platt(u, wrong) if both else None,
+        probability.fit_min_max(u) if varies else None,
+    )
 
 
 def _values(
