@@ -20,7 +20,13 @@ from fusevlm.render import tables
 from fusevlm.render.results import METRICS, Cell, Place, Results, Row
 from fusevlm.scores import SCORES
 
-HOSTILE = ["a_b^c~d", "50% & #1 {x} \\end{table} $y$", "[opt] *star* <|> “é ü č ø”", "Ṽ τ² θ* ≥ −1", "日本"]
+HOSTILE = [
+    "a_b^c~d",
+    "50% & #1 {x} \\end{table} $y$",
+    "[opt] *star* <|> “é ü č ø”",
+    "Ṽ τ² θ* ≥ −1",
+    "日本",
+]
 PAGE = """\\documentclass{article}
 \\usepackage{booktabs,graphicx}
 \\begin{document}
