@@ -8,6 +8,7 @@ import pytest
 from tests.data import official
 from tests.models.conftest import make_picture
 from tests.pipeline.tiny_models import save_models, save_queries
+from tests.render.test_latex import check_structure
 from tests.semantics import small_nli
 
 from fusevlm import Fuse, config
@@ -15,7 +16,7 @@ from fusevlm.cli import main
 from fusevlm.config import SECTIONS, read_config
 from fusevlm.models.huggingface import HuggingFace
 from fusevlm.pipeline.evaluate import read_predictions, read_results
-from fusevlm.pipeline.methods import METHODS
+from fusevlm.pipeline.methods import METHODS, find_method
 from fusevlm.scores import SCORES
 from fusevlm.semantics.inference import NliModel
 from fusevlm.store.generations import read_generations
@@ -82,6 +83,7 @@ RUNS = {
         "evaluate.level": 0.8,
         "evaluate.seed": 1,
         "evaluate.slices": ["kind"],
+        "report.method": "semantic_entropy_rao",
     },
     "sentences": {
         "data.unit": "kind",
@@ -111,6 +113,8 @@ RUNS = {
         "evaluate.corruption": "kind",
         "evaluate.out_of_distribution": ["odd"],
         "embed.batch": 5,
+        "report.beside": ["g_nll", "umpire"],
+        "report.pdf": False,
     },
     "strings": {
         "semantics.meanings": "none",
@@ -118,6 +122,7 @@ RUNS = {
         "semantics.rephrase": "templates",
         "sample.model": "huggingface:vlm",
         "score.criterion": "exact_match_majority",
+        "report.pdf": False,
     },
 }  # fmt: skip
 # run elsewhere, or not to be had here
@@ -203,7 +208,16 @@ def test_a_run_with_these_settings_reaches_its_table(home, name, capsys):
         assert u["practical_layer_last"] == u["practical"]  # score.layer
         assert u["practical_layer_1"] != u["practical"]  # read from other states
         assert "score.baselines leaves it out" in results["absent"]["umpire"]
-    assert (run / "report" / "index.html").is_file()
+    page = (run / "report" / "index.html").read_text()
+    svgs, pdfs = ({p.stem for p in (run / "report").glob(f"*.{k}")} for k in ("svg", "pdf"))
+    assert {"fuse-ntl", "reliability", "rejection-accuracy", "densities", "qualitative"} <= svgs
+    assert pdfs == (svgs if RUNS[name].get("report.pdf", True) else set())
+    chosen = find_method(RUNS[name].get("report.method", "practical")).title
+    assert f"By {chosen}." in page
+    if name == "sentences":
+        legend = (run / "report" / "roc.svg").read_text()
+        assert legend.count(": AUROC ") == 2  # practical and G-NLL
+        assert "umpire: left out" in page
 
 
 def test_what_was_judged_is_not_judged_again(home, monkeypatch, capsys):
@@ -271,8 +285,10 @@ preset = "paper"
     assert "mine" in tree["curves"][0]["values"]
     assert tree["places"][0]["meanings"] == "bidirectional entailment"
     assert [curve["over"] for curve in tree["curves"]] == ["samples", "criteria"]
-    for name in ("results.md", "results.csv", "results.tex", "tiny-samples.svg"):
+    for name in ("results.md", "results.csv", "results.tex", "tiny-samples.svg",
+                 "tiny-samples-criteria.pdf", "tiny/report/fuse-ntl.svg"):  # fmt: skip
         assert (home / "bench" / name).stat().st_size > 0
+    check_structure((home / "bench" / "results.tex").read_text())
 
 
 def test_an_official_dataset(home, tmp_path, capsys):
@@ -299,7 +315,7 @@ def test_an_official_dataset(home, tmp_path, capsys):
         "data.split": "train", "data.seed": 4, "data.n_calibration": 24, "data.n_test": 20,
         "data.calibration": "", "data.test": "", "data.train": "",
         "adapter.source": str(home / "run-strings" / "adapter" / "model"),
-        "sample.model": "", "score.criterion": "vqa_accuracy",
+        "sample.model": "", "score.criterion": "vqa_accuracy", "report.pdf": False,
     }  # fmt: skip
     settings.pop("sample.model")
     words = ["run", str(home / "own.toml"), "--run", str(tmp_path / "run"), "--quiet"]

@@ -8,7 +8,7 @@ from pathlib import Path
 from fusevlm import store
 from fusevlm.pipeline.methods import title_of
 from fusevlm.render.figures import draw_curves
-from fusevlm.render.plots import Drawing
+from fusevlm.render.plots import Drawing, plain
 from fusevlm.render.results import Curve, Results
 
 KINDS = ("svg", "pdf")
@@ -22,7 +22,7 @@ def slug(name: str) -> str:
 def titles_of(names: Iterable[str]) -> dict[str, str]:
     """What a legend calls each method; where two titles are one, their names."""
     names = list(names)
-    titles = {name: title_of(name) for name in names}
+    titles = {name: plain(title_of(name)) for name in names}
     shared = list(titles.values())
     return {n: title if shared.count(title) == 1 else n for n, title in titles.items()}
 

@@ -18,6 +18,7 @@ from fusevlm.render.plots import (
     draw,
     legend,
     looks,
+    plain,
     roc_lines,
     split_histogram,
     trimmed,
@@ -78,7 +79,7 @@ def draw_curves(curves: Sequence[Curve], titles: Mapping[str, str]) -> Drawing:
             _curve(axes, curve, titles)
             named = f"AUROC over {curve.over}"
             axes.set_title(named if len(curves) == 1 else f"({letter}) {named}")
-        figure.suptitle(curves[0].place, fontsize=9)
+        figure.suptitle(plain(curves[0].place), fontsize=9)
         legend(figure, panels[0], 2 * len(curves))
 
     return draw((4.8 * len(curves), 4.4), plot)
@@ -166,9 +167,8 @@ def _words(example: Example) -> list[str]:
 
 
 def lines_of(text: str, most: int) -> list[str]:
-    """At most so many lines, cut with an ellipsis; only what can be printed."""
-    clean = "".join(c if c.isprintable() else " " for c in text)
-    return textwrap.wrap(" ".join(clean.split()), WIDTH, max_lines=most, placeholder=" …")
+    """At most so many lines, cut with an ellipsis."""
+    return textwrap.wrap(plain(text), WIDTH, max_lines=most, placeholder=" …")
 
 
 def _pixels(picture: bytes) -> Any:

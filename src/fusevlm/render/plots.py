@@ -94,10 +94,16 @@ def draw(size: tuple[float, float], plot: Callable[[Any], None]) -> Drawing:
             plot(figure)
         except UndefinedMetricError as error:
             figure.clear()
-            figure.text(0.5, 0.5, f"undefined on these answers:\n{error}", ha="center", wrap=True)
+            axes = figure.add_subplot(frameon=False, xticks=(), yticks=())
+            axes.text(0.5, 0.5, f"undefined on these answers:\n{error}", ha="center", wrap=True)
         figure.get_layout_engine().execute(figure)
         figure.set_layout_engine("none")  # laid out once for both formats
         return Drawing(figure)
+
+
+def plain(text: str) -> str:
+    """``text`` in one line, only what can be printed: anything else breaks an SVG."""
+    return " ".join("".join(c if c.isprintable() else " " for c in text).split())
 
 
 def legend(figure: Any, axes: Any, columns: int = 2) -> None:
