@@ -72,6 +72,8 @@ RUNS = {
                               "kernel_language_entropy", "lofreecp", "clm_max",
                               "practical_quantile"],
         "calibrate.quantile": 0.6,
+        "calibrate.sweep": [{"option": "layer", "values": ["last", "middle"], "preset": "paper",
+                             "options": {"alpha": 0.5, "z": 1}}],
         "calibrate.row": [{"name": "half", "preset": "paper", "options": {"alpha": 0.5, "z": 1}},
                           {"name": "lone", "uses": "evidence", "title": "Evidence, other layer",
                            "layer": "last", "readout": "quantile", "quantile": 0.3}],
@@ -104,8 +106,7 @@ RUNS = {
         "sample.dtype": "float32",
         "adapter.statistic": "s_text",
         "adapter.seed": 2,
-        "calibrate.sweep": [{"option": "layer", "values": ["last", "1"]},
-                            {"option": "kappa", "values": [0.1, 0.2], "name": "k"}],
+        "calibrate.sweep": [{"option": "kappa", "values": [0.1, 0.2], "name": "k"}],
         "score.criterion": "rouge_l",
         "score.baselines": ["distinct", "g_nll", "degree_matrix"],
         "calibrate.methods": ["practical", "g_nll", "degree_matrix", "umpire"],
@@ -200,13 +201,12 @@ def test_a_run_with_these_settings_reaches_its_table(home, name, capsys):
     if name == "inference":
         assert not results["absent"]
         assert (run / "cache" / "pairs.sqlite").stat().st_size > 0
-        assert {"half", "lone"} <= set(measured)
+        u = {n: read_predictions(run)[f"{n}.u"] for n in ("half", "paper_layer_middle",
+                                                          "paper_layer_last", "lone")}  # fmt: skip
+        assert u["paper_layer_middle"] == u["half"]  # score.layer
+        assert u["paper_layer_last"] != u["half"]  # read from other states
     if name == "sentences":
-        swept = ("practical_layer_1", "practical_layer_last", "k_kappa_0.1", "k_kappa_0.2")
-        assert set(swept) <= set(measured)
-        u = {n: read_predictions(run)[f"{n}.u"] for n in ("practical", *swept)}
-        assert u["practical_layer_last"] == u["practical"]  # score.layer
-        assert u["practical_layer_1"] != u["practical"]  # read from other states
+        assert {"k_kappa_0.1", "k_kappa_0.2"} <= set(measured)
         assert "score.baselines leaves it out" in results["absent"]["umpire"]
     page = (run / "report" / "index.html").read_text()
     svgs, pdfs = ({p.stem for p in (run / "report").glob(f"*.{k}")} for k in ("svg", "pdf"))
