@@ -86,6 +86,7 @@ RUNS = {
         "evaluate.seed": 1,
         "evaluate.slices": ["kind"],
         "report.method": "semantic_entropy_rao",
+        "report.beside": ["eigv", "practical"],
     },
     "sentences": {
         "data.unit": "kind",
@@ -214,10 +215,10 @@ def test_a_run_with_these_settings_reaches_its_table(home, name, capsys):
     assert pdfs == (svgs if RUNS[name].get("report.pdf", True) else set())
     chosen = find_method(RUNS[name].get("report.method", "practical")).title
     assert f"By {chosen}." in page
-    if name == "sentences":
-        legend = (run / "report" / "roc.svg").read_text()
-        assert legend.count(": AUROC ") == 2  # practical and G-NLL
-        assert "umpire: left out" in page
+    if "report.beside" in RUNS[name]:
+        lines = [chosen, *(n for n in RUNS[name]["report.beside"] if n in measured)]
+        assert (run / "report" / "risk-coverage.svg").read_text().count(": AURC ") == len(lines)
+        assert page.count(": left out, ") == 3 - len(lines)
 
 
 def test_what_was_judged_is_not_judged_again(home, monkeypatch, capsys):
