@@ -235,9 +235,8 @@ def test_a_bench_draws_each_curve_and_all_of_a_place_together():
 def test_titles_that_two_methods_share_give_way_to_names(monkeypatch):
     from fusevlm.pipeline import figures, methods
 
-    same = methods.Method("twin", "G-NLL", "Baselines")
-    find = methods.find_method
-    monkeypatch.setattr(figures, "find_method", lambda n: same if n == "twin" else find(n))
+    find = methods.title_of
+    monkeypatch.setattr(figures, "title_of", lambda n: "G-NLL" if n == "twin" else find(n))
     assert titles_of(["g_nll", "twin", "ntl"]) == {
         "g_nll": "g_nll", "twin": "twin", "ntl": "1 − NTL",
     }  # fmt: skip
