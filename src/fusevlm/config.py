@@ -212,6 +212,7 @@ class ReportConfig:
     method: str = ""  # of choice, among calibrate.methods; the first form of FUSE if empty
     beside: tuple[str, ...] = ()  # methods drawn beside it; if empty FUSE, G-NLL and the best
     examples: Annotated[int, Whole(0)] = 20  # queries on the page, in successes and failures
+    figures: tuple[str, ...] = ()  # to draw, by name; all if empty
     pdf: bool = True  # beside each SVG
 
 
