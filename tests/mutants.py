@@ -170,7 +170,7 @@ def _run_tests(folder: Path, tests: Sequence[str], log: Path) -> None:
         code = pytest.main([*options, *(f"tests/{test}" for test in tests)])
         loaded = {m.__file__ for name, m in sys.modules.items() if name.startswith("fusevlm")}
         for used in (*loaded, embedded.weights_folder()):
-            if folder not in Path(used or folder).parents:
+            if folder not in Path(used).parents:
                 raise SystemExit(f"{used} was used, which is not in the copy, {folder}")
     sys.exit(PASSED + code)
 

@@ -105,7 +105,7 @@ TREE = {
         "severity": "severity",
         "corruption": "corruption",
     },
-    "report": {"examples": 5},
+    "report": {"examples": 5, "pdf": False},
 }
 
 

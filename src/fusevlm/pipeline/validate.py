@@ -21,6 +21,7 @@ from fusevlm.pipeline.data import JUDGED, TEST, load_splits
 from fusevlm.pipeline.data import inputs as data_inputs
 from fusevlm.pipeline.embed import PART as TOWERS
 from fusevlm.pipeline.methods import check_methods
+from fusevlm.pipeline.report import check_report
 from fusevlm.pipeline.run import FRESH, STALE, states
 from fusevlm.pipeline.sample import PART as VLM
 from fusevlm.scores import NEEDS, SCORES
@@ -68,7 +69,8 @@ def validate(config: Config, run: Path) -> Validation:
         place = check(partial(_model, source, part))
         if place is not None:
             plan.append(f"{key}: {place}")
-    check(lambda: check_methods(config.calibrate.methods))
+    check(lambda: check_methods(config.calibrate))
+    check(lambda: check_report(config))
     for name in config.score.baselines:
         check(partial(checks.known, name, SCORES, "score.baselines:"))
     plan += absent_scores(config)
