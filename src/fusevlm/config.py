@@ -18,6 +18,7 @@ from fusevlm.errors import InputError
 TRAIN = "train"  # an adapter trained in the run itself
 OFFICIAL = ("vqav2", "okvqa", "advqa")
 NONE = "none"
+READOUTS = ("u", "prior", "mean", "logistic", "global", "quantile", "box")
 SEED = Whole(0)
 
 
@@ -126,9 +127,7 @@ class RowConfig:
     options: dict[str, Any] = field(default_factory=dict)  # of Fuse; they win over [calibrate]
     title: str = ""  # the name if empty
     uses: Annotated[str, OneOf("both", "evidence")] = "both"
-    readout: Annotated[str, OneOf("u", "prior", "mean", "logistic", "global", "quantile")] = (
-        "u"  # what is read off the fit
-    )
+    readout: Annotated[str, OneOf(*READOUTS)] = "u"  # what is read off the fit
     layer: str = ""  # whose hidden states; score.layer if empty
     quantile: Annotated[float, SHARE] = 0.0  # of readout = "quantile"; 0 for calibrate.quantile
 
@@ -146,7 +145,7 @@ class SweepConfig:
     preset: str = "practical"
     options: dict[str, Any] = field(default_factory=dict)  # that stay as they are
     uses: Annotated[str, OneOf("both", "evidence")] = "both"
-    readout: Annotated[str, OneOf("u", "prior", "mean", "logistic", "global", "quantile")] = "u"
+    readout: Annotated[str, OneOf(*READOUTS)] = "u"
 
     def rows(self) -> tuple[RowConfig, ...]:
         """The rows of all values, in order."""

@@ -258,7 +258,12 @@ def cells_of(run: Path, config: Config, results: Mapping[str, Any]) -> dict[str,
     return {
         name: Cell(missing=results["absent"][name])
         if name in results["absent"]
-        else Cell(figures[name], results["differences"].get(name), seconds.get(name))
+        else Cell(
+            figures[name],
+            results["differences"].get(name),
+            results["gains"].get(name),
+            seconds.get(name),
+        )
         for name in config.calibrate.names()
     }
 
