@@ -68,6 +68,17 @@ def matrix(value: Any, name: str) -> FloatArray:
     return finite(array, name)
 
 
+def states(value: Any, name: str) -> npt.NDArray[np.floating]:
+    """:func:`matrix` in the precision it comes in: float16 and float32 stay what they are."""
+    dtype = getattr(value, "dtype", None)
+    if dtype not in (np.float16, np.float32) or getattr(value, "ndim", 0) != 2 or 0 in value.shape:
+        return matrix(value, name)
+    array: npt.NDArray[np.floating] = np.asarray(value)
+    if not np.isfinite(array).all():
+        matrix(array, name)  # names the first one
+    return array
+
+
 def unit_rows(rows: FloatArray, name: str) -> FloatArray:
     """``rows`` [n, d] at length 1 each, or InputError naming one that has no direction."""
     norms = np.linalg.norm(rows, axis=1, keepdims=True)

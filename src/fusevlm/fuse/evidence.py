@@ -75,7 +75,7 @@ def surprisal(samples: Samples) -> float:
 
 def response_rows(samples: Samples, options: Options) -> FloatArray:
     """Rows [n, d] ready for centring: unit norm if wanted, minus the query's mean if wanted."""
-    rows: FloatArray = samples.embeddings
+    rows = checks.as_floats(samples.embeddings, "embeddings")  # stored states may be half precision
     if options.normalize:
         norms = np.linalg.norm(rows, axis=1, keepdims=True)
         if float(norms.min()) == 0.0:
