@@ -18,6 +18,7 @@ TRAIN = "train"  # an adapter trained in the run itself
 OFFICIAL = ("vqav2", "okvqa", "advqa")
 NONE = "none"
 SEED = Whole(0)
+DTYPE = OneOf("auto", "float32", "float16", "bfloat16")
 
 
 @dataclass(frozen=True)
@@ -57,8 +58,9 @@ class SampleConfig:
     seed: Annotated[int, SEED] = 0
     half: bool = False  # hidden states as float16
     gram: str = ""  # folder of a saved Fuse: its whitened Grams are kept instead of hidden states
-    dtype: str = "auto"
-    device_map: str = ""
+    dtype: Annotated[str, DTYPE] = "auto"
+    device: str = "cpu"  # or cuda, cuda:1, mps
+    device_map: str = ""  # instead of one device: spread over several, such as auto
     quantize: Annotated[str, OneOf("", "4bit", "8bit")] = ""
     revision: str = ""  # of a hub model
     path: Annotated[str, OneOf("auto", "repeated_cache")] = "auto"  # how the prompt's cache is used
@@ -71,6 +73,7 @@ class EmbedConfig:
     towers: str = EMBEDDED
     batch: Annotated[int, Whole(1)] = 64
     device: str = "cpu"
+    dtype: Annotated[str, DTYPE] = "auto"
     revision: str = ""  # of a hub model
 
 
@@ -98,9 +101,11 @@ class SemanticsConfig:
     rephrasings: Annotated[int, Whole(1)] = 5
     p_true: bool = False
     generator: str = EMBEDDED  # the model that asks, for rephrase = "generator"
+    wording: str = ""  # what it is told, with {answer} and perhaps {question}; its usual if empty
     nli: str = "microsoft/deberta-large-mnli"
     encoder: str = "minilm"
-    device: str = "cpu"  # of the inference model and the encoder
+    device: str = "cpu"  # of the inference model, the encoder and the generator
+    dtype: Annotated[str, DTYPE] = "auto"  # of their weights
     threshold: Annotated[float, Number(0.0, 1.0)] = 0.9  # similarity of one meaning, for sentences
     seed: Annotated[int, SEED] = 0
 
@@ -312,6 +317,20 @@ def limited(config: Config, limit: int | None) -> Config:
     return make_config(tree, config.name)
 
 
+def used_devices(config: Config) -> dict[str, str]:
+    """The device of every model that the run loads, by its key."""
+    found = {
+        f"{section}.device": getattr(config, section).device
+        for section in ("sample", "embed", "adapter")
+        if hasattr(getattr(config, section), "device")
+    }
+    wanted = config.semantics
+    models = {"nli", "sentences", "generator"}
+    if models & {wanted.meanings, wanted.similarity, wanted.rephrase}:
+        found["semantics.device"] = wanted.device
+    return found
+
+
 def _check(config: Config, where: str) -> None:
     """What declarations cannot say; each complaint names its key."""
     data, semantics = config.data, config.semantics
@@ -334,6 +353,13 @@ def _check(config: Config, where: str) -> None:
                 "data.train and adapter.source = 'train' belong together: the adapter is trained "
                 "on those pairs. Give both, or neither."
             )
+        if config.sample.device_map and config.sample.device != "cpu":
+            raise InputError(
+                f"sample.device is {config.sample.device!r} and sample.device_map "
+                f"{config.sample.device_map!r}; give one of them."
+            )
+        if semantics.wording and "{answer}" not in semantics.wording:
+            raise InputError(f"semantics.wording is {semantics.wording!r}; it must hold {{answer}}.")
         if not config.sample.layers:
             raise InputError("sample.layers is empty; name at least one, such as 'last'.")
         if config.score.layer not in config.sample.layers:

@@ -49,7 +49,10 @@ def load_towers(embed: EmbedConfig) -> Towers:
     from fusevlm.models.towers import Towers
 
     return Towers.load(
-        model_folder(embed.towers, PART), revision=embed.revision or None, device=embed.device
+        model_folder(embed.towers, PART),
+        revision=embed.revision or None,
+        device=embed.device,
+        dtype=embed.dtype,
     )
 
 

@@ -222,9 +222,11 @@ def build(family: str, *, seed: int = 0, **text: Any) -> tuple[Any, Any]:
 
 
 def load(source: str, *, decoding: Decoding, seed: int = 0) -> HuggingFace:
-    """The model registered as ``tiny``: ``source`` is a family."""
-    family = checks.known(source, FAMILIES, "the tiny model")
-    return HuggingFace(*build(family, seed=seed), decoding=decoding, name=f"tiny:{family}")
+    """The model registered as ``tiny``: ``source`` is a family, or FAMILY@SEED."""
+    name, at, number = source.partition("@")
+    family = checks.known(name, FAMILIES, "the tiny model")
+    seed = checks.count(number, f"the seed of tiny:{source}", least=0) if at else seed
+    return HuggingFace(*build(family, seed=seed), decoding=decoding, name=f"tiny:{source}")
 
 
 def save(family: str, folder: str | Path) -> str:
