@@ -68,7 +68,7 @@ def check_pairs(
     return pairs
 
 
-def _embeddings(value: Any, name: str, norm: str) -> Embeddings | StoredRows:
+def _embeddings(value: Any, name: str, norm: str) -> Any:
     stored = isinstance(value, StoredRows)
     if stored and norm == "normalize":
         raise InputError(

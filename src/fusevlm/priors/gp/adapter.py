@@ -21,6 +21,7 @@ from fusevlm.priors.gp.blocks import Units, standardise, work_type
 from fusevlm.priors.gp.bound import Statistics
 from fusevlm.priors.gp.objectives import LATENTS, Objective, Values, mean_kl, objective_for
 from fusevlm.priors.gp.options import Options, resolve
+from fusevlm.priors.gp.pairs import MANIFEST
 from fusevlm.priors.gp.parallel import Team
 from fusevlm.priors.gp.posterior import collapsed_posteriors, free_posteriors, moments
 from fusevlm.priors.gp.task import Task, as_tensor, prepare
@@ -38,7 +39,7 @@ from fusevlm.priors.interface import check_pairs
 
 SCHEMA_VERSION = 1
 MIGRATIONS: dict[int, store.Migration] = {}
-KIND, MANIFEST = "fusevlm.GpAdapter", "adapter.json"
+KIND = "fusevlm.GpAdapter"
 LATENT_NEIGHBOURS = 10
 
 

@@ -33,8 +33,8 @@ class Options:
     check_every      steps between looks at the held-out pairs
     patience         looks without a gain of ``min_gain`` nat per output before stopping
     norm             unit: refuse rows that are not of norm 1; normalize: divide; any: leave
-    precision        of kernels and data; Choleskys and the bound are float64 always. mixed: float32,
-                     and bfloat16 (autocast) in the paper's one large product, its D matrices S_k
+    precision        of kernels and data; Choleskys and the bound are float64 always. mixed:
+                     float32, and bfloat16 (autocast) in the paper's one large product, with its S_k
     """
 
     objective: Annotated[str, OneOf("collapsed", "paper")] = "collapsed"

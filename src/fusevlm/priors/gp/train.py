@@ -179,8 +179,8 @@ def _refuse_divergence(task: Task, options: Options, state: State, objective: fl
     if not math.isfinite(objective) or fell:
         before = f" (it was {history[-1]:.4f} a step before)" if history else ""
         raise DivergedError(
-            f"training diverged at step {len(history)}: the bound is {now:.4f} nat per output{before}"
-            f". Lower lr and latent_lr (now {options.lr:g} and {options.latent_lr:g})."
+            f"training diverged at step {len(history)}: the bound is {now:.4f} nat per output"
+            f"{before}. Lower lr and latent_lr (now {options.lr:g} and {options.latent_lr:g})."
         )
 
 
