@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import math
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from types import ModuleType
@@ -225,6 +226,17 @@ class Whole:
 
     def __str__(self) -> str:
         return f"a whole number of at least {self.low}"
+
+
+@dataclass(frozen=True)
+class Device:
+    """A device by the name torch gives it."""
+
+    def accepts(self, value: Any) -> bool:
+        return isinstance(value, str) and bool(re.fullmatch(r"cpu|mps|(cuda|xpu)(:\d+)?", value))
+
+    def __str__(self) -> str:
+        return "a device: cpu, cuda, cuda:1, mps or xpu"
 
 
 POSITIVE = Number(0.0, open_low=True)

@@ -7,14 +7,18 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from types import NoneType
+from typing import Annotated, Any, get_args, get_type_hints
 
 from fusevlm import checks
-from fusevlm.checks import FRACTION, Number, OneOf, Whole
+from fusevlm.checks import FRACTION, POSITIVE, Device, Number, OneOf, Whole
 from fusevlm.embedded import EMBEDDED
 from fusevlm.errors import InputError
 
 TRAIN = "train"  # an adapter trained in the run itself
+PAPER = "paper"  # the adapter's preset with the paper's objective
+# of [adapter]: what one objective has and the other has not
+DEFAULT_ONLY, PAPER_ONLY = ("steps",), ("epochs", "batch", "lambda1", "lambda2", "mixed")
 OFFICIAL = ("vqav2", "okvqa", "advqa")
 NONE = "none"
 SEED = Whole(0)
@@ -30,7 +34,9 @@ class DataConfig:
     source: Annotated[str, OneOf(EMBEDDED, "files", *OFFICIAL)] = EMBEDDED
     calibration: str = ""
     test: str = ""
-    train: str = ""  # clean pairs for the adapter; only with adapter.source = "train"
+    # pairs for adapter.source = "train": tables of queries, or KIND:FOLDER of official files
+    train: tuple[str, ...] = ()
+    n_train: Annotated[int, Whole(0)] = 0  # drawn by the seed from all sources; 0 for all
     images: str = ""  # folder of the images; beside each table if empty
     n_calibration: Annotated[int, Whole(0)] = 0  # the first so many; 0 for all
     n_test: Annotated[int, Whole(0)] = 0
@@ -59,7 +65,7 @@ class SampleConfig:
     half: bool = False  # hidden states as float16
     gram: str = ""  # folder of a saved Fuse: its whitened Grams are kept instead of hidden states
     dtype: Annotated[str, DTYPE] = "auto"
-    device: str = "cpu"  # or cuda, cuda:1, mps
+    device: Annotated[str, Device()] = "cpu"
     device_map: str = ""  # instead of one device: spread over several, such as auto
     quantize: Annotated[str, OneOf("", "4bit", "8bit")] = ""
     revision: str = ""  # of a hub model
@@ -72,22 +78,34 @@ class EmbedConfig:
 
     towers: str = EMBEDDED
     batch: Annotated[int, Whole(1)] = 64
-    device: str = "cpu"
+    device: Annotated[str, Device()] = "cpu"
     dtype: Annotated[str, DTYPE] = "auto"
     revision: str = ""  # of a hub model
 
 
 @dataclass(frozen=True)
 class AdapterConfig:
-    """The prior: embedded, the folder of a trained adapter, or train."""
+    """The prior: embedded, the folder of a trained adapter, or train.
+
+    What is not given is the preset's. Settings of training count only where source is train.
+    """
 
     source: str = EMBEDDED
+    device: Annotated[str, Device()] = "cpu"  # of training, and of the statistics
     statistic: Annotated[
         str,
         OneOf("s", "s_image", "s_text", "reconstruction", "latent_distance", "disagreement"),
     ] = "s"  # the prior statistic that FUSE is given
-    inducing: Annotated[int, Whole(1)] = 250  # of a trained one
-    steps: Annotated[int, Whole(1)] = 300
+    preset: Annotated[str, OneOf("default", PAPER)] = "default"
+    latent: Annotated[int | None, Whole(1)] = None  # dimensions
+    inducing: Annotated[int | None, Whole(1)] = None  # points per modality
+    lr: Annotated[float | None, POSITIVE] = None  # learning rate, the latents' too
+    steps: Annotated[int | None, Whole(1)] = None  # at most; preset default only
+    epochs: Annotated[int | None, Whole(1)] = None  # from here on preset paper only
+    batch: Annotated[int | None, Whole(1)] = None
+    lambda1: Annotated[float | None, Number(0.0)] = None
+    lambda2: Annotated[float | None, Number(0.0)] = None
+    mixed: bool = False  # bfloat16 in the largest product
     seed: Annotated[int, SEED] = 0
 
 
@@ -104,7 +122,8 @@ class SemanticsConfig:
     wording: str = ""  # what it is told, with {answer} and perhaps {question}; its usual if empty
     nli: str = "microsoft/deberta-large-mnli"
     encoder: str = "minilm"
-    device: str = "cpu"  # of the inference model, the encoder and the generator
+    # of the inference model, the encoder and the generator
+    device: Annotated[str, Device()] = "cpu"
     dtype: Annotated[str, DTYPE] = "auto"  # of their weights
     threshold: Annotated[float, Number(0.0, 1.0)] = 0.9  # similarity of one meaning, for sentences
     seed: Annotated[int, SEED] = 0
@@ -264,6 +283,8 @@ def as_tree(config: Config) -> dict[str, Any]:
 def _section(name: str, given: Mapping[str, Any], where: str) -> Any:
     kind = SECTIONS[name]
     types = get_type_hints(kind)
+    if name == "data" and isinstance(given.get("train"), str):  # one source without brackets
+        given = {**given, "train": [given["train"]] if given["train"] else []}
     for key in given:
         if key not in types:
             raise InputError(f"{where}: [{name}] has no key {key!r}.{checks.hint(key, types)}")
@@ -271,7 +292,11 @@ def _section(name: str, given: Mapping[str, Any], where: str) -> Any:
 
 
 def _typed(value: Any, kind: Any, where: str) -> Any:
-    """``value`` as ``kind``, one of str, int, float, bool and tuple[str, ...]."""
+    """``value`` as ``kind``: str, int, float, bool, tuple[str, ...], or one of them or None."""
+    if NoneType in get_args(kind):
+        if value is None:
+            return None
+        kind = next(inner for inner in get_args(kind) if inner is not NoneType)
     if kind == tuple[str, ...]:
         if isinstance(value, list | tuple) and all(isinstance(item, str) for item in value):
             return tuple(value)
@@ -296,14 +321,20 @@ def _value(text: str) -> Any:
 def anchor(config: Config, home: Path) -> Config:
     """Relative paths of files that stand beside the config, made to work from anywhere."""
     tree = as_tree(config)
-    places = [("data", k) for k in ("calibration", "test", "train", "images", "folder")]
+    places = [("data", k) for k in ("calibration", "test", "images", "folder")]
     places += [("sample", "model"), ("embed", "towers"), ("adapter", "source")]
     places += [("semantics", "generator"), ("semantics", "nli"), ("sample", "gram")]
     for section, key in places:
-        name, colon, value = tree[section][key].rpartition(":")  # a registered model's NAME:SOURCE
-        if value and value not in (EMBEDDED, TRAIN) and (home / value).exists():
-            tree[section][key] = f"{name}{colon}{(home / value).resolve()}"
+        tree[section][key] = _anchored(tree[section][key], home)
+    tree["data"]["train"] = [_anchored(source, home) for source in tree["data"]["train"]]
     return make_config(tree, config.name)
+
+
+def _anchored(text: str, home: Path) -> str:
+    name, colon, value = text.rpartition(":")  # a registered model's NAME:SOURCE
+    if value and value not in (EMBEDDED, TRAIN) and (home / value).exists():
+        return f"{name}{colon}{(home / value).resolve()}"
+    return text
 
 
 def limited(config: Config, limit: int | None) -> Config:
@@ -320,15 +351,31 @@ def limited(config: Config, limit: int | None) -> Config:
 def used_devices(config: Config) -> dict[str, str]:
     """The device of every model that the run loads, by its key."""
     found = {
-        f"{section}.device": getattr(config, section).device
-        for section in ("sample", "embed", "adapter")
-        if hasattr(getattr(config, section), "device")
+        "sample.device": config.sample.device,
+        "embed.device": config.embed.device,
+        "adapter.device": config.adapter.device,
     }
     wanted = config.semantics
     models = {"nli", "sentences", "generator"}
     if models & {wanted.meanings, wanted.similarity, wanted.rephrase}:
         found["semantics.device"] = wanted.device
     return found
+
+
+def _check_adapter(adapter: AdapterConfig) -> None:
+    """A setting that the objective does not have is refused, not ignored."""
+    idle = DEFAULT_ONLY if adapter.preset == PAPER else PAPER_ONLY
+    given = [name for name in idle if getattr(adapter, name) not in (None, False)]
+    if given:
+        other = "default" if adapter.preset == PAPER else PAPER
+        raise InputError(
+            f"adapter.{given[0]} belongs to adapter.preset = {other!r}; it is {adapter.preset!r}. "
+            f"Leave it out, or name the preset."
+        )
+    if adapter.lambda1 == adapter.lambda2 == 0.0:
+        raise InputError(
+            "adapter.lambda1 and adapter.lambda2 are both 0: nothing would be minimised."
+        )
 
 
 def _check(config: Config, where: str) -> None:
@@ -353,6 +400,7 @@ def _check(config: Config, where: str) -> None:
                 "data.train and adapter.source = 'train' belong together: the adapter is trained "
                 "on those pairs. Give both, or neither."
             )
+        _check_adapter(config.adapter)
         if config.sample.device_map and config.sample.device != "cpu":
             raise InputError(
                 f"sample.device is {config.sample.device!r} and sample.device_map "

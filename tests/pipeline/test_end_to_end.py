@@ -105,11 +105,15 @@ def test_a_resumed_run_has_the_answers_of_an_uninterrupted_one(home, done):
 
 def test_the_adapter_is_trained_on_training_pairs_only(done):
     run, _, _ = done
-    ids, _ = read_embeddings(run / "embed")
-    assert sum(i.startswith("train/") for i in ids) == 24
-    manifest = json.loads((run / "adapter" / "stage.json").read_text())
-    assert manifest["counts"] == {"queries": 56, "trained_on": 24}
-    record = GpAdapter.load(run / "adapter" / "model").fitted.record
+    assert len(read_embeddings(run / "embed")[0]) == 56  # judged ones only
+    counts = {
+        stage: json.loads((run / stage / "stage.json").read_text())["counts"]
+        for stage in ("pairs", "train", "adapter")
+    }
+    assert counts["pairs"] == {"pairs": 24, "failed": 0}
+    assert counts["train"] == {"pairs": 23, "held out": 1, "steps": 3}
+    assert counts["adapter"] == {"queries": 56}
+    record = GpAdapter.load(run / "train" / "model").fitted.record
     assert record.n_pairs + record.n_held_out == 24
 
 
@@ -239,7 +243,7 @@ def test_ask_is_what_the_parts_say(home, done):
     (said,) = model.sample([query], 4, stratified(4, seed=4), 4)
     towers = Towers.load(str(home / "dual_encoder"))
     pair = towers.images([load_image(picture)]), towers.texts(["what colour"]).vectors
-    s = GpAdapter.load(run / "adapter" / "model").statistics(*pair)["s"]
+    s = GpAdapter.load(run / "train" / "model").statistics(*pair)["s"]
     fuse = Fuse.load(run / "calibrate" / "practical")
     scores = fuse.score([said.samples], s=s)
     assert found.answer == said.samples.answer
@@ -256,7 +260,7 @@ def test_ask_is_what_the_parts_say(home, done):
 def embedded(home, done, monkeypatch):
     """The tiny models in the place of the embedded ones."""
     run, _, _ = done
-    for name, target in {"adapter": "adapter/model", "fuse": "calibrate/practical"}.items():
+    for name, target in {"adapter": "train/model", "fuse": "calibrate/practical"}.items():
         if not (home / name).exists():
             (home / name).symlink_to(run / target)
     monkeypatch.setenv("FUSEVLM_EMBEDDED", str(home))

@@ -259,7 +259,7 @@ def test_an_official_dataset(home, tmp_path, capsys):
         "data.source": "vqav2", "data.folder": str(folder), "data.images": str(images.parent),
         "data.split": "train", "data.seed": 4, "data.n_calibration": 24, "data.n_test": 20,
         "data.calibration": "", "data.test": "", "data.train": "",
-        "adapter.source": str(home / "run-strings" / "adapter" / "model"),
+        "adapter.source": str(home / "run-strings" / "train" / "model"),
         "sample.model": "", "score.criterion": "vqa_accuracy",
     }  # fmt: skip
     settings.pop("sample.model")

@@ -173,6 +173,8 @@ def bring_up_to_date(
     again = shlex.join(["fusevlm", *command, *alone])
 
     def redo_command(stage: str) -> str:
+        if command[0] == "adapter":
+            return shlex.join(["fusevlm", *command, "--redo", stage])
         if to is not None and stage in VERBS:
             return shlex.join(["fusevlm", stage, *command[1:], "--redo"])
         verb = command[0] if to is None else "run"
@@ -328,8 +330,9 @@ nothing is downloaded: a small vision-language model, towers and prior come with
             "run own-vlm.toml --limit 20 --run runs/trial", "run runs/trial",
             "run own-vlm.toml --rehearse",
             "run own-vlm.toml --run runs/llava --redo score --set score.layer=middle", note="""\
-stages: data, sample, embed, adapter, semantics, score, calibrate, evaluate, report; finished ones
-are skipped, an interrupted one goes on; exit code 3 says that some queries failed"""),
+stages: data, pairs, train, sample, embed, adapter, semantics, score, calibrate, evaluate, report
+(pairs and train where the adapter is trained); finished ones are skipped, an interrupted one goes
+on; exit code 3 says that some queries failed"""),
         _add_run, _run,
     ),
     "sample": Verb(

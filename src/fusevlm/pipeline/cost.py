@@ -8,6 +8,7 @@ from pathlib import Path
 
 from fusevlm import checks
 from fusevlm.config import OFFICIAL, TRAIN, Config, DataConfig
+from fusevlm.data.training import parse_source
 from fusevlm.data.vqa import official_split
 from fusevlm.embedded import EMBEDDED, weights_folder
 
@@ -70,10 +71,11 @@ def needs(config: Config) -> list[Need]:
     found = []
     if config.data.source in OFFICIAL:
         found += _official(config.data)
-    for name in ("calibration", "test", "train"):
+    for name in ("calibration", "test"):
         path = getattr(config.data, name)
         if path:
             found.append(_file(f"data.{name}", path))
+    found += [_file("data.train", str(parse_source(text).folder)) for text in config.data.train]
     models = [
         ("sample.model", config.sample.model, "vlm"),
         ("embed.towers", config.embed.towers, "dual_encoder"),

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from fusevlm import checks
-from fusevlm.config import TRAIN, Config
+from fusevlm.config import TRAIN, AdapterConfig, Config
+from fusevlm.data.training import faults
 from fusevlm.data.units import units_of
 from fusevlm.embedded import EMBEDDED
 from fusevlm.errors import FuseError, InputError
@@ -20,11 +21,15 @@ from fusevlm.pipeline.adapter import PART as ADAPTER
 from fusevlm.pipeline.data import JUDGED, TEST, load_splits
 from fusevlm.pipeline.data import inputs as data_inputs
 from fusevlm.pipeline.embed import PART as TOWERS
+from fusevlm.pipeline.embed import adapter_widths, refuse_widths
 from fusevlm.pipeline.methods import check_methods
-from fusevlm.pipeline.run import FRESH, STALE, states
+from fusevlm.pipeline.run import FRESH, STALE, idle, states
 from fusevlm.pipeline.sample import PART as VLM
+from fusevlm.pipeline.train import OPTIONS, options_of
+from fusevlm.priors.gp.options import refuse_few
 from fusevlm.scores import NEEDS, SCORES
 from fusevlm.store import read_json, runs
+from fusevlm.store.pairs import MODALITIES
 from fusevlm.types import Query
 
 EXTRAS = {"torch": "torch", "transformers": "torch", "pyarrow": "frames", "matplotlib": "report"}
@@ -60,14 +65,16 @@ def validate(config: Config, run: Path) -> Validation:
         "embed.towers": (config.embed.towers, TOWERS),
         "adapter.source": (config.adapter.source, ADAPTER),
     }
-    plan = []
+    plan: list[str] = []
     for key, (source, part) in sources.items():
         if source == TRAIN and key == "adapter.source":
-            plan.append("adapter: trained in this run")
+            problems += check(lambda: _training(config, plan)) or []
             continue
         place = check(partial(_model, source, part))
         if place is not None:
             plan.append(f"{key}: {place}")
+    check(lambda: _widths(config))
+    plan += _unused(config)
     check(lambda: check_methods(config.calibrate.methods))
     for name in config.score.baselines:
         check(partial(checks.known, name, SCORES, "score.baselines:"))
@@ -174,6 +181,39 @@ def _model(source: str, part: str) -> str:
     return f"{source} from the hub, or its cache"
 
 
+def _training(config: Config, plan: list[str]) -> list[str]:
+    """The adapter's training pairs, counted and looked at; what is wrong with them."""
+    options = options_of(config.adapter)
+    n_pairs, found = faults(config.data.train, config.data.images, config.data.n_train)
+    plan.append(f"adapter: trained in this run on {n_pairs} pairs, {options.objective} objective")
+    if not found:
+        refuse_few(n_pairs, options)
+    return found
+
+
+def _unused(config: Config) -> list[str]:
+    """Settings of training in a config that trains nothing."""
+    given, plain = config.adapter, AdapterConfig()
+    if given.source == TRAIN:
+        return []
+    keys = [k for k in (*OPTIONS, "preset", "mixed") if getattr(given, k) != getattr(plain, k)]
+    words = ", ".join(f"adapter.{key}" for key in keys)
+    return [f"not used: {words} (the adapter is loaded, not trained)"] if keys else []
+
+
+def _widths(config: Config) -> None:
+    """Towers of another width than a loaded adapter's, where both are at hand."""
+    path = Path(model_folder(config.embed.towers, TOWERS)) / "config.json"
+    if not path.is_file():
+        return
+    facts = read_json(path, "Is this a model's folder?")
+    inner = facts.get("text_config", {}).get("hidden_size")  # SigLIP has no projection
+    width = facts.get("projection_dim", inner if "siglip" in facts.get("model_type", "") else None)
+    if width is not None:
+        given = dict.fromkeys(MODALITIES, int(width))
+        refuse_widths(given, adapter_widths(config.adapter.source), config)
+
+
 def _bytes_needed(config: Config, queries: int, width: int) -> int:
     """Hidden states dominate: queries × (n + 1) × layers × width."""
     sample = config.sample
@@ -202,6 +242,8 @@ def _standing(config: Config, run: Path) -> list[str]:
     runs.read_run(run)
     lines = []
     for name, state in states(run, config).items():
+        if idle(name, config):
+            continue
         if state.kind == STALE:
             lines.append(f"{name}: stale, {state.reason}")
         else:

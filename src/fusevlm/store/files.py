@@ -84,6 +84,16 @@ def digest(payload: bytes) -> str:
     return hashlib.sha256(payload).hexdigest()
 
 
+def digest_file(path: Path) -> str:
+    """SHA-256 of a file, read in blocks; of nothing where there is none."""
+    total = hashlib.sha256()
+    if path.is_file():
+        with path.open("rb") as stream:
+            while block := stream.read(1 << 20):
+                total.update(block)
+    return total.hexdigest()
+
+
 def digest_input(path: Path) -> str:
     """Digest of a file or folder that somebody else made."""
     total = hashlib.sha256()

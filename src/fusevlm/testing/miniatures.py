@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from fusevlm import store
+from fusevlm.data.training import CAPTIONS
 from fusevlm.data.vqa import N_ANSWERS, official_split
 
 PER_PICTURE = 2  # questions about one picture
@@ -129,45 +130,47 @@ def _ten(right: Sequence[str]) -> list[str]:
     return [right[k % len(right)] for k in range(N_ANSWERS - 1)] + ["something else"]
 
 
-def save_coco_captions(path: Path, images: Path, size: int, subtype: str = "train2014") -> None:
-    """captions_train2014.json and its pictures, one folder for all."""
-    names = {k + 1: f"COCO_{subtype}_{k + 1:012d}.jpg" for k in range(size)}
-    _save(
-        path,
-        {
-            "images": [{"id": k, "file_name": name} for k, name in names.items()],
-            "annotations": [
-                {"image_id": k, "id": k, "caption": f"the image is {THINGS[k % len(THINGS)]}."}
-                for k in names
-            ],
-        },
-    )
-    for k, name in names.items():
-        store.save(images / name, picture(k))
+def save_captions(folder: Path, kind: str, split: str, size: int) -> None:
+    """A set of captions that :mod:`fusevlm.data.training` knows, all in one split."""
+    known = CAPTIONS[kind]
+    layout, name = known.files[0]
+    home = known.folders[0].format(split=split)
+    names = [f"{1000 + k}.jpg" for k in range(size)]
+    captions = [f"the image is {THINGS[k % len(THINGS)]}." for k in range(size)]
+    path = folder / name.format(split=split)
+    rows = list(zip(names, captions, strict=True))
+    if layout == "coco":
+        _save(path, _coco(rows))
+    elif layout == "karpathy":
+        _save(path, _karpathy(rows, split, home if known.above else ""))
+    else:
+        lines = [f"{image}#0\t{caption}" for image, caption in rows]
+        store.save(path, ("\n".join(lines) + "\n").encode())
+    for own, listed in known.lists.items():
+        store.save(folder / listed, "".join(f"{n}\n" for n in names if own == split).encode())
+    for k, image in enumerate(names):
+        store.save(folder / home / image, picture(k + 7000))
 
 
-def save_karpathy(path: Path, images: Path, size: int, dataset: str = "flickr30k") -> None:
-    """dataset_flickr30k.json: one caption a picture, all of the split train but every fifth."""
-    rows = [
-        {
-            "filename": f"{1000 + k}.jpg",
-            "split": "val" if k % 5 == 4 else "train",
-            "imgid": k,
-            "sentences": [{"raw": f"this is {THINGS[k % len(THINGS)]}.", "sentid": k}],
-        }
-        for k in range(size)
+def _coco(rows: Sequence[tuple[str, str]]) -> dict[str, Any]:
+    """captions_train2014.json."""
+    return {
+        "images": [{"id": k, "file_name": name} for k, (name, _) in enumerate(rows)],
+        "annotations": [
+            {"image_id": k, "id": k, "caption": text} for k, (_, text) in enumerate(rows)
+        ],
+    }
+
+
+def _karpathy(rows: Sequence[tuple[str, str]], split: str, folder: str) -> dict[str, Any]:
+    """dataset_flickr30k.json; COCO's names the folder of each picture."""
+    images: list[dict[str, Any]] = [
+        {"filename": name, "split": split, "imgid": k, "sentences": [{"raw": text, "sentid": k}]}
+        for k, (name, text) in enumerate(rows)
     ]
-    _save(path, {"images": rows, "dataset": dataset})
-    for k, row in enumerate(rows):
-        store.save(images / str(row["filename"]), picture(k + 7000))
-
-
-def save_tokens(path: Path, images: Path, size: int) -> None:
-    """results_20130124.token: ``image.jpg#0<tab>caption``."""
-    lines = [f"{1000 + k}.jpg#0\tthis is {THINGS[k % len(THINGS)]} ." for k in range(size)]
-    store.save(path, ("\n".join(lines) + "\n").encode())
-    for k in range(size):
-        store.save(images / f"{1000 + k}.jpg", picture(k + 7000))
+    if folder:
+        images = [{"filepath": folder, **row} for row in images]
+    return {"images": images}
 
 
 def save_table(

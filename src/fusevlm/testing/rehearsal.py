@@ -18,7 +18,17 @@ from typing import Any
 import numpy as np
 
 from fusevlm import store
-from fusevlm.config import OFFICIAL, TRAIN, Config, as_tree, make_config
+from fusevlm.config import (
+    DEFAULT_ONLY,
+    OFFICIAL,
+    PAPER,
+    PAPER_ONLY,
+    TRAIN,
+    Config,
+    as_tree,
+    make_config,
+)
+from fusevlm.data.training import QUESTIONS, TABLE, parse_source
 from fusevlm.embedded import EMBEDDED
 from fusevlm.errors import InputError
 from fusevlm.models.registry import HUGGINGFACE, need_models, split_source
@@ -277,8 +287,8 @@ def _idle(tree: Mapping[str, Any], section: str, key: str) -> bool:
         return False
     if tree["adapter"]["source"] != TRAIN:
         return True
-    literal = tree["adapter"].get("preset") == "paper"
-    return key in (("steps",) if literal else ("epochs", "batch"))
+    literal = tree["adapter"]["preset"] == PAPER
+    return key in (DEFAULT_ONLY if literal else PAPER_ONLY)
 
 
 def _note(notes: list[StandIn], key: str, was: Any, now: Any) -> None:
@@ -312,7 +322,7 @@ def _datasets(
         home = cast.home / "data" / str(number)
         official = places[users[0]].data.source in OFFICIAL
         stand_in = _official if official else _tables
-        said = stand_in(home, [trees[place] for place in users])
+        said = stand_in(home, 1000 * number, [trees[place] for place in users])
         for place in users:
             source = places[place].data
             name = source.source if not official else f"{source.source} in {source.folder}"
@@ -321,10 +331,10 @@ def _datasets(
         _training_data(trees[place], notes[place], cast)
 
 
-def _official(home: Path, users: Sequence[dict[str, Any]]) -> str:
+def _official(home: Path, first: int, users: Sequence[dict[str, Any]]) -> str:
     """Questions, annotations and pictures of an official dataset."""
     data = users[0]["data"]
-    asked = miniatures.ask(N_CALIBRATION + N_TEST + 2 * miniatures.PER_PICTURE)
+    asked = miniatures.ask(N_CALIBRATION + N_TEST + 2 * miniatures.PER_PICTURE, first)
     right = right_answers(asked, users)
     for tree in users:
         tree["data"] |= {"folder": str(home), "images": str(home / "coco")}
@@ -334,9 +344,9 @@ def _official(home: Path, users: Sequence[dict[str, Any]]) -> str:
     return f"{len(asked)} synthetic questions in its own files ({home})"
 
 
-def _tables(home: Path, users: Sequence[dict[str, Any]]) -> str:
+def _tables(home: Path, first: int, users: Sequence[dict[str, Any]]) -> str:
     """Tables of queries with the columns that the configs name."""
-    asked = miniatures.ask(N_CALIBRATION + N_TEST)
+    asked = miniatures.ask(N_CALIBRATION + N_TEST, first)
     right = right_answers(asked, users)
     columns: dict[str, Sequence[Any]] = {}
     for tree in users:
@@ -372,7 +382,7 @@ def right_answers(asked: Sequence[Asked], users: Sequence[dict[str, Any]]) -> li
     right: list[list[str]] = [[] for _ in asked]
     models = {str(sorted(tree["sample"].items())): tree for tree in users}
     for turn, tree in enumerate(models.values()):
-        sample = make_config(tree | {"data": {}, "adapter": {}}, "rehearsal").sample
+        sample = make_config({"sample": tree["sample"], "score": tree["score"]}, "").sample
         model = load_sampler(sample)
         mine = [k for k in range(len(asked)) if (k + k // 5 + turn) % 5]
         for start in range(0, len(mine), sample.batch):
@@ -392,9 +402,8 @@ def _training_data(tree: dict[str, Any], notes: list[StandIn], cast: _Cast) -> N
     given = tree["data"]["train"]
     if not given:
         return
-    sources = [given] if isinstance(given, str) else list(given)
     now = []
-    for source in sources:
+    for source in given:
         if ("train", source) not in cast.made:
             number = sum(key[0] == "train" for key in cast.made)
             home = cast.home / "data" / f"train-{number}"
@@ -402,15 +411,22 @@ def _training_data(tree: dict[str, Any], notes: list[StandIn], cast: _Cast) -> N
             cast.made["train", source] = _train_source(source, home, images)
         now.append(cast.made["train", source])
         notes.append(StandIn("data.train", source, f"{N_TRAIN} synthetic pairs ({now[-1]})"))
-    tree["data"]["train"] = now[0] if isinstance(given, str) else now
+    tree["data"]["train"] = now
 
 
-def _train_source(source: str, home: Path, images: Path) -> str:
-    """A table of pairs."""
-    path = home / "train.jsonl"
-    asked = miniatures.ask(N_TRAIN, first=1000)
-    miniatures.save_table(path, images, asked, None, {})
-    return str(path)
+def _train_source(text: str, home: Path, images: Path) -> str:
+    """A miniature of one source of pairs, in its own files."""
+    source = parse_source(text)
+    asked = miniatures.ask(N_TRAIN, first=100_000)
+    if source.kind == TABLE:
+        miniatures.save_table(home / "train.jsonl", images, asked, None, {})
+        return str(home / "train.jsonl")
+    if source.kind in QUESTIONS:
+        right = [["yes"]] * len(asked)
+        miniatures.save_vqa(home, home, source.kind, source.split, asked, right)
+    else:
+        miniatures.save_captions(home, source.kind, source.split, N_TRAIN)
+    return f"{source.kind}/{source.split}:{home}"
 
 
 def _together(notes: Mapping[str, Sequence[StandIn]]) -> list[StandIn]:
