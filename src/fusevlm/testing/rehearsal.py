@@ -2,20 +2,18 @@
 
 Every hub model is replaced by a tiny random one of its class, every dataset by a small synthetic
 one in its official file format, GPUs and half precision by the CPU and float32; numbers shrink.
-Each replacement is noted. The right answers of four in five questions are what the
-stand-in says, so that right and wrong answers both occur.
+Each replacement is noted. Right answers are chosen after hearing the stand-ins, so
+that right and wrong answers both occur.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from fusevlm import store
 from fusevlm.config import (
@@ -25,18 +23,21 @@ from fusevlm.config import (
     PAPER_ONLY,
     TRAIN,
     Config,
+    SampleConfig,
     as_tree,
     make_config,
 )
+from fusevlm.data.answers import same_form
 from fusevlm.data.training import QUESTIONS, TABLE, parse_source
 from fusevlm.embedded import EMBEDDED
 from fusevlm.errors import InputError
 from fusevlm.models.registry import HUGGINGFACE, need_models, split_source
+from fusevlm.models.temperatures import parse
 from fusevlm.pipeline.bench import Bench
 from fusevlm.pipeline.sample import load_sampler
 from fusevlm.testing import miniatures
 from fusevlm.testing.miniatures import Asked
-from fusevlm.types import Query
+from fusevlm.types import Query, Samples
 
 LOG, TEXT, FOLDER = "rehearsal.json", "rehearsal.txt", "stand-ins"
 N_CALIBRATION, N_TEST, N_TRAIN = 48, 32, 40
@@ -257,8 +258,9 @@ def _numbers(tree: dict[str, Any], notes: list[StandIn]) -> None:
             if settings.get(key, value) != value:
                 _note(notes, f"{section}.{key}", settings[key], value or "none")
                 settings[key] = value
-        if settings.get("dtype", "auto") != "auto":
+        if settings.get("dtype", "auto") not in ("auto", "float32"):
             _note(notes, f"{section}.dtype", settings["dtype"], "float32")
+        if "dtype" in settings:
             settings["dtype"] = "auto"  # a stand-in is float32
         for switch in ("half", "mixed"):
             if settings.get(switch):
@@ -283,6 +285,8 @@ def _idle(tree: Mapping[str, Any], section: str, key: str) -> bool:
     """Whether a number means nothing in this config."""
     if key not in tree[section]:
         return True
+    if key == "rephrasings":
+        return bool(tree["semantics"]["rephrase"] == "none")
     if section != "adapter":
         return False
     if tree["adapter"]["source"] != TRAIN:
@@ -336,11 +340,10 @@ def _official(home: Path, first: int, users: Sequence[dict[str, Any]]) -> str:
     data = users[0]["data"]
     asked = miniatures.ask(N_CALIBRATION + N_TEST + 2 * miniatures.PER_PICTURE, first)
     right = right_answers(asked, users)
+    images = home.parent / "coco"  # of all datasets, as in life
     for tree in users:
-        tree["data"] |= {"folder": str(home), "images": str(home / "coco")}
-    miniatures.save_vqa(
-        home, home / "coco", data["source"], data["split"], asked, right
-    )
+        tree["data"] |= {"folder": str(home), "images": str(images)}
+    miniatures.save_vqa(home, images, data["source"], data["split"], asked, right)
     return f"{len(asked)} synthetic questions in its own files ({home})"
 
 
@@ -374,7 +377,11 @@ def _tables(home: Path, first: int, users: Sequence[dict[str, Any]]) -> str:
 
 
 def right_answers(asked: Sequence[Asked], users: Sequence[dict[str, Any]]) -> list[list[str]]:
-    """References: what a model itself says, to four of five questions; models take turns."""
+    """References: to four of five questions the answer of the model, to the fifth a sample of it.
+
+    So about a fifth of the answers are wrong, while most questions have a right sample. Each model
+    adds its own, and they take turns in being wrong.
+    """
     queries = [
         Query(str(one.question_id), one.question, [miniatures.picture(one.image_id)])
         for one in asked
@@ -383,18 +390,26 @@ def right_answers(asked: Sequence[Asked], users: Sequence[dict[str, Any]]) -> li
     models = {str(sorted(tree["sample"].items())): tree for tree in users}
     for turn, tree in enumerate(models.values()):
         sample = make_config({"sample": tree["sample"], "score": tree["score"]}, "").sample
-        model = load_sampler(sample)
-        mine = [k for k in range(len(asked)) if (k + k // 5 + turn) % 5]
-        for start in range(0, len(mine), sample.batch):
-            rows = mine[start : start + sample.batch]
-            found = model.sample([queries[k] for k in rows], 1, np.zeros(1), sample.seed)
-            for k, generation in zip(rows, found, strict=True):
-                answer = generation.samples.answer if generation.samples else None
-                if answer and answer.strip():
-                    right[k].append(answer)
+        for k, said in enumerate(_said(queries, sample)):
+            if said is None or said.answer is None:
+                continue
+            texts = [said.answer]
+            if (k + k // 5 + turn) % 5 == 0:
+                texts = [t for t in said.texts if same_form(t) != same_form(said.answer)]
+            right[k] += [text for text in texts if text.strip()][:1]
     if not any(right):
         raise InputError("the stand-in says nothing but empty answers; choose another sample.stop.")
     return [texts or ["nothing of the kind"] for texts in right]
+
+
+def _said(queries: Sequence[Query], sample: SampleConfig) -> Iterator[Samples | None]:
+    """What the stand-in says to each query."""
+    model = load_sampler(sample)
+    temperatures = parse(sample.temperature, sample.n, sample.seed)
+    for start in range(0, len(queries), sample.batch):
+        some = queries[start : start + sample.batch]
+        for generation in model.sample(some, sample.n, temperatures, sample.seed):
+            yield generation.samples
 
 
 def _training_data(tree: dict[str, Any], notes: list[StandIn], cast: _Cast) -> None:
