@@ -12,8 +12,9 @@ from fusevlm.cli import EXIT_INTERRUPTED, EXIT_OK, EXIT_PARTIAL, Verb
 from fusevlm.cli.progress import progress_line
 from fusevlm.cli.runs import (
     LIMIT_HELP,
-    REHEARSE_HELP,
     SET_HELP,
+    add_trials,
+    print_dry_run,
     print_stand_ins,
     rehearsal_folder,
     say_unless,
@@ -37,9 +38,7 @@ def _add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--redo", metavar="STAGE", help="make this stage of every run again")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help=SET_HELP)
     parser.add_argument("--limit", type=int, metavar="N", help=LIMIT_HELP)
-    parser.add_argument("--dry-run", action="store_true", help="check, list needs, estimate time")
-    parser.add_argument("--rehearse", action="store_true", help=REHEARSE_HELP)
-    parser.add_argument("--tflops", type=float, default=100.0, help="of the GPU, sustained (100)")
+    add_trials(parser)
 
 
 def _run(args: argparse.Namespace) -> int:
@@ -47,12 +46,9 @@ def _run(args: argparse.Namespace) -> int:
 
     bench = read_bench(args.config, args.set, args.limit)
     if args.dry_run:
-        from fusevlm.pipeline.cost import report
-
         methods = len(next(iter(bench.places.values())).calibrate.methods)
         print(f"{bench.name}: {', '.join(bench.places)}; {methods} methods each")
-        print(report(bench.places, args.tflops))
-        return EXIT_OK
+        return print_dry_run(bench.places, args)
     from fusevlm.pipeline.bench import run_bench
     from fusevlm.render.tables import terminal
 

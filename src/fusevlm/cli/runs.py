@@ -9,7 +9,7 @@ import argparse
 import os
 import shlex
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -20,6 +20,7 @@ from fusevlm.errors import InputError, library_quiet
 
 SET_HELP = "section.key=value on top of the config (repeatable)"
 LIMIT_HELP = "at most so many queries of each split"
+DRY_RUN_HELP = "load nothing: what is needed, missing or unknown; memory, disk, hours"
 REHEARSE_HELP = "all of it with tiny stand-ins for models and data, in a folder of its own"
 
 
@@ -46,7 +47,17 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
     _add_shared(parser)
     parser.add_argument("--only", metavar="STAGE", help="this stage alone")
     parser.add_argument("--redo", metavar="STAGE", help="remove it and those after it first")
+    add_trials(parser)
+
+
+def add_trials(parser: argparse.ArgumentParser) -> None:
+    """What can be done before the real thing."""
+    parser.add_argument("--dry-run", action="store_true", help=DRY_RUN_HELP)
     parser.add_argument("--rehearse", action="store_true", help=REHEARSE_HELP)
+    parser.add_argument("--tflops", type=float, default=100.0, help="of the GPU, sustained (100)")
+    parser.add_argument(
+        "--bandwidth", type=float, default=1000.0, help="of its memory in GB/s, sustained (1000)"
+    )
 
 
 def _add_stage(parser: argparse.ArgumentParser) -> None:
@@ -68,6 +79,8 @@ def _add_ls(parser: argparse.ArgumentParser) -> None:
 
 def _run(args: argparse.Namespace) -> int:
     folder, config = _target(args)
+    if args.dry_run:
+        return print_dry_run({config.name: config}, args)
     words = _given(args)
     if args.rehearse:
         from fusevlm.testing.rehearsal import rehearse_run, save_log
@@ -97,6 +110,18 @@ def rehearsal_folder(folder: Path, part: str | None) -> Path:
     if part:
         raise InputError("a rehearsal begins afresh each time; leave --redo and --only out.")
     return folder.with_name(f"{folder.name}-rehearsal")
+
+
+def print_dry_run(places: Mapping[str, Config], args: argparse.Namespace) -> int:
+    """What would be needed; a device or package that is missing here is said, not refused."""
+    from fusevlm.pipeline.cost import Gpu, report
+    from fusevlm.pipeline.validate import machine_problems
+
+    print(report(places, Gpu(args.tflops, args.bandwidth)))
+    found = [line for config in places.values() for line in machine_problems(config)]
+    for line in dict.fromkeys(found):
+        print(f"on this machine: {line}")
+    return EXIT_OK
 
 
 def print_stand_ins(log: Sequence[object], folder: Path, quiet: bool) -> None:

