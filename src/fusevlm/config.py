@@ -407,7 +407,9 @@ def _check(config: Config, where: str) -> None:
                 f"{config.sample.device_map!r}; give one of them."
             )
         if semantics.wording and "{answer}" not in semantics.wording:
-            raise InputError(f"semantics.wording is {semantics.wording!r}; it must hold {{answer}}.")
+            raise InputError(
+                f"semantics.wording is {semantics.wording!r}; it must hold {{answer}}."
+            )
         if not config.sample.layers:
             raise InputError("sample.layers is empty; name at least one, such as 'last'.")
         if config.score.layer not in config.sample.layers:

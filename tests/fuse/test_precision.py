@@ -21,9 +21,7 @@ def world():
 
 def in_precision(samples, dtype, then):
     """Each query's states rounded to ``dtype``, then kept as ``then``."""
-    return [
-        replace(one, embeddings=one.embeddings.astype(dtype).astype(then)) for one in samples
-    ]
+    return [replace(one, embeddings=one.embeddings.astype(dtype).astype(then)) for one in samples]
 
 
 @pytest.mark.parametrize("stored", [np.float16, np.float32])

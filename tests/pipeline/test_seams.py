@@ -8,7 +8,6 @@ import pytest
 from tests.data import official
 from tests.models.conftest import make_picture
 from tests.pipeline.tiny_models import save_models, save_queries
-from tests.semantics import small_nli
 
 from fusevlm import Fuse, config
 from fusevlm.cli import main
@@ -19,7 +18,7 @@ from fusevlm.pipeline.methods import METHODS
 from fusevlm.scores import SCORES
 from fusevlm.semantics.inference import NliModel
 from fusevlm.store.generations import read_generations
-from fusevlm.testing import tiny
+from fusevlm.testing import tiny, tiny_helpers
 
 BASE = """
 [data]
@@ -61,6 +60,8 @@ RUNS = {
         "semantics.rephrasings": 2,
         "semantics.p_true": True,
         "semantics.seed": 3,
+        "semantics.dtype": "bfloat16",
+        "embed.dtype": "bfloat16",
         "sample.temperature": "uniform",
         "sample.top_p": 0.9,
         "sample.half": True,
@@ -85,7 +86,8 @@ RUNS = {
         "semantics.threshold": 0.5,
         "semantics.encoder": "minilm-folder",
         "semantics.rephrase": "generator",
-        "semantics.generator": "vlm",
+        "semantics.generator": "blip",
+        "semantics.wording": "{answer} colour",
         "sample.temperature": "0.7",
         "sample.top_k": 5,
         "sample.stop": ["circle"],
@@ -119,6 +121,7 @@ ELSEWHERE = {
     "data.seed": "test_an_official_dataset",
     "sample.gram": "test_grams_instead_of_states",
     "sample.device_map": "no second device here",
+    "sample.device": "no second device here; refused in test_rehearsal",
     "sample.quantize": "needs bitsandbytes and a GPU",
     "sample.revision": "of a hub",
     "embed.revision": "of a hub",
@@ -134,9 +137,8 @@ def home(tmp_path_factory):
 
     root = tmp_path_factory.mktemp("seams")
     save_models(root)
-    judge = small_nli.build("bert")
-    judge.model.float().save_pretrained(root / "nli")
-    judge.tokenizer.save_pretrained(root / "nli")
+    tiny_helpers.save_inference("bert", root / "nli")
+    tiny_helpers.save_blip(root / "blip")
     (root / "minilm-folder").symlink_to(get_model_path())
     save_queries(root, ["?"])
     (root / "own.toml").write_text(BASE)

@@ -85,9 +85,7 @@ class ImageToText:
         if len(query.images) != 1:
             raise InputError(f"{self.name} takes one image; the query has {len(query.images)}.")
         text = self.decoding.prompt.format(question=query.question)
-        inputs = self.processor(
-            images=load_image(query.images[0]), text=text, return_tensors="pt"
-        )
+        inputs = self.processor(images=load_image(query.images[0]), text=text, return_tensors="pt")
         return {
             key: value.to(device=self.model.device, dtype=self.model.dtype)
             if value.is_floating_point()
@@ -105,7 +103,9 @@ class ImageToText:
             torch.manual_seed(int.from_bytes(digest[:6], "big"))
             for t in np.unique(temperatures):
                 rows = np.flatnonzero(temperatures == t)
-                for row, text in zip(rows, self._generate(inputs, len(rows), float(t)), strict=True):
+                for row, text in zip(
+                    rows, self._generate(inputs, len(rows), float(t)), strict=True
+                ):
                     texts[row] = text
         return texts
 

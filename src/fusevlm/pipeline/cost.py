@@ -400,9 +400,7 @@ def _rephrasing(config: Config, queries: int, gpu: Gpu) -> Work:
         return made + prefill + -(-queries * k // 16) * steps * step / 3600
 
     words = f"{queries} questions made ({made:.2f} h), {queries} × {k} answered"
-    return Work(
-        "rephrasing", hours(ANSWER_TOKENS), hours(config.sample.max_new_tokens), words
-    )
+    return Work("rephrasing", hours(ANSWER_TOKENS), hours(config.sample.max_new_tokens), words)
 
 
 def _p_true(config: Config, queries: int, gpu: Gpu) -> Work:

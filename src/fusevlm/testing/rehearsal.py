@@ -113,9 +113,7 @@ def save_log(home: Path, name: str, log: Sequence[StandIn]) -> None:
     store.save(home / TEXT, "".join(f"{one}\n" for one in log).encode())
 
 
-def rehearse(
-    places: Mapping[str, Config], home: Path
-) -> tuple[dict[str, Config], list[StandIn]]:
+def rehearse(places: Mapping[str, Config], home: Path) -> tuple[dict[str, Config], list[StandIn]]:
     """Each place's config with stand-ins, and what stood in for what."""
     need_models("a rehearsal")
     store.start_afresh(home, LOG)
@@ -211,9 +209,7 @@ def _train_adapter(towers: str, folder: Path) -> None:
     from fusevlm.priors.gp.adapter import GpAdapter
 
     asked = miniatures.ask(N_TRAIN)
-    queries = [
-        Query(str(k), one.question, [miniatures.picture(k)]) for k, one in enumerate(asked)
-    ]
+    queries = [Query(str(k), one.question, [miniatures.picture(k)]) for k, one in enumerate(asked)]
     _, pairs = embedded(Towers.load(model_folder(towers, PART)), queries)
     small = {key: LIMITS["adapter", key] for key in ("inducing", "steps")}
     adapter = GpAdapter(n_inducing=small["inducing"], steps=small["steps"])

@@ -235,7 +235,7 @@ def load(source: str, *, decoding: Decoding, seed: int = 0) -> HuggingFace:
     name, at, number = source.partition("@")
     family = checks.known(name, FAMILIES, "the tiny model")
     seed = checks.count(number, f"the seed of tiny:{source}", least=0) if at else seed
-    changes = {"sharp": 32.0, "end": -2.0} if at else {}
+    changes = {"sharp": 32.0, "end": -6.0} if at else {}
     built = build(family, seed=seed, **changes)
     return HuggingFace(*built, decoding=decoding, name=f"tiny:{source}")
 

@@ -54,9 +54,7 @@ def build_inference(kind: str, seed: int = 0) -> tuple[Any, Any]:
     torch.manual_seed(seed)
     with warnings.catch_warnings():  # transformers' own DeBERTa calls torch.jit.script
         warnings.filterwarnings("ignore", "`torch.jit.script", DeprecationWarning)
-        config = getattr(hf, f"{stem}Config")(
-            **{**SIZES, **changes}, id2label=LABELS, num_labels=3
-        )
+        config = getattr(hf, f"{stem}Config")(**{**SIZES, **changes}, id2label=LABELS, num_labels=3)
         model = getattr(hf, f"{stem}ForSequenceClassification")(config).double().eval()
     with torch.no_grad():
         for name, weight in model.named_parameters():
