@@ -5,6 +5,7 @@ import json
 import pytest
 
 from fusevlm.cli import main
+from fusevlm.cli.runs import rehearsal_folder
 from fusevlm.config import make_config, read_config
 from fusevlm.data.training import CAPTIONS, QUESTIONS, parse_source, read_source
 from fusevlm.errors import ArtefactError, InputError
@@ -125,8 +126,6 @@ def test_a_rehearsal_begins_afresh_and_touches_no_other_folder(own, tmp_path, ca
     home, _, _ = own
     run = home / "llava-rehearsal"
     with pytest.raises(InputError, match="begins afresh"):
-        from fusevlm.cli.runs import rehearsal_folder
-
         rehearsal_folder(run, "score")
     (tmp_path / "mine").write_text("kept")
     with pytest.raises(ArtefactError, match="somebody else's"):

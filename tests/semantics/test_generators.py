@@ -84,7 +84,7 @@ def test_a_query_it_cannot_take_is_an_error_of_that_query(blip, queries):
 
 
 def test_a_generator_that_is_not_there(tmp_path):
-    with pytest.raises(InputError, match="cannot load .* as a question generator"):
+    with pytest.raises(InputError, match=r"cannot load .* as a question generator"):
         by_generator(str(tmp_path))
 
 
