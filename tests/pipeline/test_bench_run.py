@@ -261,8 +261,8 @@ def test_a_place_is_an_ordinary_run(home, bench_words, capsys):
     listed = capsys.readouterr().out.splitlines()[1:]
     done = ["done to train", "all done", "done to evaluate"]
     assert [word in line for word, line in zip(done, listed, strict=True)] == [True] * 3
-    bench = read_bench(home / "bench.toml", limit=20)
-    found = states(home / "out" / "second__half", bench.places["second, half"])
+    second = home / "out" / "second__half"
+    found = states(second, read_run(second))
     assert [name for name, state in found.items() if state.kind != "fresh"] == ["report"]
 
 
