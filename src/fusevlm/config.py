@@ -271,11 +271,13 @@ def change_config(config: Config, changes: Sequence[str]) -> Config:
 
 
 def as_tree(config: Config) -> dict[str, Any]:
-    """The config as nested plain data, lists instead of tuples."""
+    """The config as nested plain data: lists instead of tuples, without what is not given."""
     tree = asdict(config)
     for section in SECTIONS:
         tree[section] = {
-            k: list(v) if isinstance(v, tuple) else v for k, v in tree[section].items()
+            k: list(v) if isinstance(v, tuple) else v
+            for k, v in tree[section].items()
+            if v is not None
         }
     return tree
 
@@ -294,8 +296,6 @@ def _section(name: str, given: Mapping[str, Any], where: str) -> Any:
 def _typed(value: Any, kind: Any, where: str) -> Any:
     """``value`` as ``kind``: str, int, float, bool, tuple[str, ...], or one of them or None."""
     if NoneType in get_args(kind):
-        if value is None:
-            return None
         kind = next(inner for inner in get_args(kind) if inner is not NoneType)
     if kind == tuple[str, ...]:
         if isinstance(value, list | tuple) and all(isinstance(item, str) for item in value):

@@ -153,7 +153,7 @@ def test_run_accepts_only_and_redo(run, tmp_path, capsys):
     assert f"--run {run} --set calibrate.seed=1 --redo calibrate" in err
     assert main([*words, "--only", "nothing"]) == 1
     assert (
-        "stage 'nothing' is not known. Known are: data, sample, embed, " in capsys.readouterr().err
+        "stage 'nothing' is not known. Known are: data, pairs, train, " in capsys.readouterr().err
     )
 
 

@@ -182,14 +182,16 @@ def cells(path, metric):
 def test_two_places_are_two_runs(home, bench_words, capsys):
     assert main(bench_words) == 0
     captured = capsys.readouterr()
-    assert captured.err.count("done before") == 16  # all stages but the report, twice
+    # all stages but the report, twice, and the one adapter of both
+    assert captured.err.count("done before") == 16 + 2
     assert "\r" not in captured.err
-    assert [line for line in captured.err.splitlines() if line.startswith("==")] == [
-        "== first", "== second, half",
-    ]  # fmt: skip
+    said = [line for line in captured.err.splitlines() if line.startswith("==")]
+    (shared,) = (home / "out").glob("adapter-*")
+    assert said == [f"== {shared.name}", "== first", "== second, half"]
     for place, unit in {"first": "kind", "second__half": ""}.items():
         config = read_run(home / "out" / place)
         assert (config.sample.model, config.data.unit) == ("tiny:llava", unit)
+        assert config.adapter.source == str(shared / "train" / "model")
         assert read_manifest(home / "out" / place, "sample").counts["queries"] == 32
     tree = json.loads((home / "out" / "results.json").read_text())
     assert [(p["n_calibration"], p["n_test"]) for p in tree["places"]] == [(20, 12), (20, 12)]
@@ -257,9 +259,10 @@ def test_a_place_is_an_ordinary_run(home, bench_words, capsys):
     assert "<h2>Methods</h2>" in (run / "report" / "index.html").read_text()
     assert main(["ls", str(home / "out")]) == 0
     listed = capsys.readouterr().out.splitlines()[1:]
-    assert ["all done" in listed[0], "done to evaluate" in listed[1]] == [True, True]
-    bench = read_bench(home / "bench.toml", limit=20)
-    found = states(home / "out" / "second__half", bench.places["second, half"])
+    done = ["done to train", "all done", "done to evaluate"]
+    assert [word in line for word, line in zip(done, listed, strict=True)] == [True] * 3
+    second = home / "out" / "second__half"
+    found = states(second, read_run(second))
     assert [name for name, state in found.items() if state.kind != "fresh"] == ["report"]
 
 

@@ -126,7 +126,7 @@ def test_the_run_prints_what_it_wrote(done, capsys):
     assert "16 test queries" in captured.out
     for row in results["slices"][0]["methods"].values():
         assert f"{row['auroc']['estimate']:.3f} [" in captured.out
-    assert re.search(r"seconds: data \d+\.\d, sample .* together \d+", captured.out)
+    assert re.search(r"seconds: data \d+\.\d, pairs .* sample .* together \d+", captured.out)
     assert str(run / "report" / "index.html") in captured.out
     page = (run / "report" / "index.html").read_text()
     assert page.count('src="data:image/png;base64,') == 3

@@ -116,6 +116,16 @@ RUNS = {
 # run elsewhere, or not to be had here
 ELSEWHERE = {
     "data.source": "files here, vqav2 below, embedded in the demo",
+    "data.n_train": "test_pairs.py",
+    "adapter.preset": "test_pairs.py",
+    "adapter.latent": "test_pairs.py",
+    "adapter.lr": "test_pairs.py",
+    "adapter.epochs": "test_pairs.py",
+    "adapter.batch": "test_pairs.py",
+    "adapter.lambda1": "test_pairs.py",
+    "adapter.lambda2": "test_pairs.py",
+    "adapter.mixed": "test_pairs.py",
+    "adapter.device": "no second device here",
     "data.folder": "test_an_official_dataset",
     "data.split": "test_an_official_dataset",
     "data.seed": "test_an_official_dataset",

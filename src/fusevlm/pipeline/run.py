@@ -133,7 +133,7 @@ def settings_of(name: str, config: Config) -> dict[str, Any]:
     for key in STAGES[name].keys:
         section, _, single = key.partition(".")
         chosen = [single] if single else list(tree[section])
-        found |= {f"{section}.{k}": tree[section][k] for k in chosen}
+        found |= {f"{section}.{k}": tree[section][k] for k in chosen if k in tree[section]}
     return found
 
 

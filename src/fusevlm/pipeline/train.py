@@ -87,6 +87,6 @@ def share_adapters(
             done.add(folder)
         tree = as_tree(config)
         tree["data"]["train"] = []
-        tree["adapter"]["source"] = str(folder / "train" / MODEL)
+        tree["adapter"]["source"] = str((folder / "train" / MODEL).resolve())
         found[name] = make_config(tree, name)
     return found

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from typing import Protocol
 
@@ -68,7 +69,7 @@ def predictive(
     K = _kernel(decoder, x)
     a = torch.linalg.solve_triangular(L, K, upper=False)
     slack = decoder.log_amplitude2.exp() - (a * a).sum(0)
-    with torch.autocast(x.device.type, torch.bfloat16, enabled=mixed):
+    with torch.autocast(x.device.type, torch.bfloat16) if mixed else nullcontext():
         product = torch.einsum("mn,dmj->ndj", a, T)
     spread = product.square().sum(2, dtype=a.dtype)
     return decoder.mean + a.T @ m, slack[:, None] + spread
