@@ -46,8 +46,9 @@ def test_karpathy_splits_of_coco_are_named_with_their_folder(tmp_path):
 def test_flickr8k_has_official_lists_and_karpathys(tmp_path):
     for name in ("a.jpg", "b.jpg"):
         official.write_image(tmp_path / "Flicker8k_Dataset", name)
-    (tmp_path / "Flickr8k.token.txt").write_text("a.jpg#0\tone\nb.jpg#0\ttwo\na.jpg#1\tthree\n"
-                                              "c.jpg.1#0\tin no list, and not there\n")
+    (tmp_path / "Flickr8k.token.txt").write_text(
+        "a.jpg#0\tone\nb.jpg#0\ttwo\na.jpg#1\tthree\nc.jpg.1#0\tin no list, and not there\n"
+    )
     for split, name in {"train": "a.jpg", "dev": "b.jpg", "test": ""}.items():
         (tmp_path / f"Flickr_8k.{split}Images.txt").write_text(f"{name}\n")
     assert texts_of(f"flickr8k:{tmp_path}") == [("a.jpg", "one"), ("a.jpg", "three")]

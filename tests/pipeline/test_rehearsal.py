@@ -1,6 +1,7 @@
 """Rehearsals: every large thing has a tiny stand-in, each is named, and all of it really runs."""
 
 import json
+import re
 
 import pytest
 
@@ -187,7 +188,7 @@ def test_the_paper_is_rehearsed_to_the_end(tmp_path, capsys):
     places = [place["name"] for place in tree["places"]]
     assert places == ["VQAv2", "OK-VQA", "AdVQA"]
     for place in places:
-        wanted = bench.places[place].calibrate.methods
+        wanted = bench.places[place].calibrate.names()
         cells = {row["name"]: row["cells"][place] for row in tree["rows"]}
         assert set(wanted) <= set(cells)
         for name, cell in cells.items():
@@ -197,8 +198,12 @@ def test_the_paper_is_rehearsed_to_the_end(tmp_path, capsys):
         assert set(missing) <= {"clm_size"}, missing
         for over in ("samples", "criteria"):
             assert "<svg" in (out / f"{place}-{over}.svg").read_text()
+        assert (out / place / "report" / "index.html").is_file()
     for name in ("results.md", "results.csv", "results.tex"):
         assert (out / name).stat().st_size > 0
+    listed = re.findall(r"^- \[.*\]\((.*)\)$", (out / "results.md").read_text(), re.M)
+    assert len(listed) > 2 * 3 * len(places)
+    assert all((out / name).stat().st_size > 0 for name in listed)
     assert len(list(out.glob("adapter-*"))) == 1  # trained once for all datasets
     log = (out / "rehearsal.txt").read_text()
     for real in ("llava-hf/llava-1.5-13b-hf", "openai/clip-vit-large-patch14-336",

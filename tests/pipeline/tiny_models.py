@@ -37,6 +37,7 @@ slices = ["kind"]
 
 [report]
 examples = 3
+pdf = false
 """
 
 # two datasets of the same files, resampled by other units; a registered model
@@ -81,6 +82,9 @@ baselines = ["distinct", "g_nll", "eigv", "p_true"]
 
 [evaluate]
 bootstrap = 10
+
+[report]
+pdf = false
 """
 
 

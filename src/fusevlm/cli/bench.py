@@ -28,8 +28,8 @@ examples:
   fusevlm bench configs/paper.toml --dry-run --tflops 150
   fusevlm bench configs/paper.toml --rehearse
 
-writes results.json, .md, .csv and .tex and the curves as SVG; run the same command again to go on
-after an interruption"""
+writes results.json, .md, .csv and .tex and all figures as SVG and PDF; run the same command again
+to go on after an interruption"""
 
 
 def _add(parser: argparse.ArgumentParser) -> None:
@@ -46,7 +46,7 @@ def _run(args: argparse.Namespace) -> int:
 
     bench = read_bench(args.config, args.set, args.limit)
     if args.dry_run:
-        methods = len(next(iter(bench.places.values())).calibrate.methods)
+        methods = len(next(iter(bench.places.values())).calibrate.names())
         print(f"{bench.name}: {', '.join(bench.places)}; {methods} methods each")
         return print_dry_run(bench.places, args)
     from fusevlm.pipeline.bench import run_bench
@@ -80,7 +80,7 @@ def _run(args: argparse.Namespace) -> int:
         print(f"\ninterrupted; what is done is kept. Go on with: {again}", file=sys.stderr)
         return EXIT_INTERRUPTED
     print(terminal(results))
-    print(f"\nresults: {out / 'results.md'} (also .json, .csv, .tex and the curves as .svg)")
+    print(f"\nresults: {out / 'results.md'} (also .json, .csv, .tex; it lists the figures)")
     return EXIT_PARTIAL if any(place.n_failed for place in results.places) else EXIT_OK
 
 

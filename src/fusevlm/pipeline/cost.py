@@ -1,4 +1,4 @@
-"""What a run or benchmark would need before anything is loaded: files, weights, memory, disk, hours.
+"""What a run or benchmark would need before anything is loaded: files, memory, disk, hours.
 
 Every figure is an estimate by a formula that is printed with it. A name that can be no model's, and
 a folder that is not there, are refused; a hub name that is not known here is said to be unknown.
@@ -350,8 +350,8 @@ def _sampling(config: Config, queries: int, gpu: Gpu) -> Work:
 
     words = (
         f"{queries} × 2 × {weights.parameters:.4g} × {tokens} / {gpu.tflops:g}e12 s = "
-        f"{prefill:.2f} h; {batches} batches × {ANSWER_TOKENS:g} steps of {memory:.3f} s by memory, "
-        f"{arithmetic:.3f} s by arithmetic = {hours(ANSWER_TOKENS) - prefill:.2f} h"
+        f"{prefill:.2f} h; {batches} batches × {ANSWER_TOKENS:g} steps of {memory:.3f} s by "
+        f"memory, {arithmetic:.3f} s by arithmetic = {hours(ANSWER_TOKENS) - prefill:.2f} h"
     )
     return Work("sampling", hours(ANSWER_TOKENS), hours(sample.max_new_tokens), words)
 

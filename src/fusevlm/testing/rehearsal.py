@@ -265,22 +265,36 @@ def _numbers(tree: dict[str, Any], notes: list[StandIn]) -> None:
     for (section, key), most in LIMITS.items():
         if _idle(tree, section, key):
             continue
-        value = tree[section][key]
+        value = tree[section].get(key)  # what is not given is not in the tree
         if value is None or value > most:
             _note(notes, f"{section}.{key}", "the preset's" if value is None else value, most)
             tree[section][key] = most
-    kept = [str(min(int(x), DEPTH)) if x.isdigit() else x for x in tree["sample"]["layers"]]
-    if kept != tree["sample"]["layers"]:
-        _note(notes, "sample.layers", _shown(tree["sample"]["layers"]), _shown(kept))
-        position = tree["sample"]["layers"].index(tree["score"]["layer"])
-        tree["score"]["layer"] = kept[position]
-        tree["sample"]["layers"] = list(dict.fromkeys(kept))
+    _layers(tree, notes)
+
+
+def _layers(tree: dict[str, Any], notes: list[StandIn]) -> None:
+    """Numbers of layers that a tiny decoder has, wherever a layer is named."""
+
+    def kept(layer: Any) -> Any:
+        return str(min(int(layer), DEPTH)) if str(layer).isdigit() else layer
+
+    given = tree["sample"]["layers"]
+    now = list(dict.fromkeys(map(kept, given)))
+    if now == given:
+        return
+    _note(notes, "sample.layers", _shown(given), _shown(now))
+    tree["sample"]["layers"] = now
+    _note(notes, "score.layer", tree["score"]["layer"], kept(tree["score"]["layer"]))
+    tree["score"]["layer"] = kept(tree["score"]["layer"])
+    for row in tree["calibrate"]["row"]:
+        row["layer"] = kept(row["layer"])
+    for sweep in tree["calibrate"]["sweep"]:
+        if sweep["option"] == "layer":
+            sweep["values"] = list(dict.fromkeys(map(kept, sweep["values"])))
 
 
 def _idle(tree: Mapping[str, Any], section: str, key: str) -> bool:
     """Whether a number means nothing in this config."""
-    if key not in tree[section]:
-        return True
     if key == "rephrasings":
         return bool(tree["semantics"]["rephrase"] == "none")
     if section != "adapter":

@@ -13,7 +13,7 @@ import torch
 from tokenizers.processors import TemplateProcessing
 
 from fusevlm import checks, store
-from fusevlm.testing.tiny import SQUARE, VISION, VOCABULARY, hf, tokenizer
+from fusevlm.testing.tiny import VISION, VOCABULARY, hf, tokenizer
 
 SIZES = {
     "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2,
