@@ -26,9 +26,22 @@ PRIOR_ALONE, FAR = 1e-8, 25.0
 def choose_alpha(
     scores: Callable[[float], FloatArray], wrong: BoolArray, grid: Sequence[float] = ALPHA_GRID
 ) -> float:
-    """The α of ``grid`` whose scores rank wrong answers best (AUROC); ties go to the smallest."""
-    values = [auroc(scores(alpha), wrong) for alpha in grid]
-    return float(grid[int(np.argmax(values))])
+    """The α of ``grid`` whose scores rank wrong answers best (AUROC); ties go to the smallest.
+
+    An α whose scores cannot be computed (weights so far apart that a scatter of n > d samples is
+    singular in double precision) is passed over; α = 0, the unweighted evidence, is not.
+    """
+    best, highest = 0.0, -np.inf
+    for alpha in grid:
+        try:
+            value = auroc(scores(alpha), wrong)
+        except InputError:
+            if alpha == 0.0:
+                raise
+            continue
+        if value > highest:
+            best, highest = float(alpha), value
+    return best
 
 
 def choose_z(
