@@ -46,8 +46,9 @@ def test_karpathy_splits_of_coco_are_named_with_their_folder(tmp_path):
 def test_flickr8k_has_official_lists_and_karpathys(tmp_path):
     for name in ("a.jpg", "b.jpg"):
         official.write_image(tmp_path / "Flicker8k_Dataset", name)
-    (tmp_path / "Flickr8k.token.txt").write_text("a.jpg#0\tone\nb.jpg#0\ttwo\na.jpg#1\tthree\n"
-                                              "c.jpg.1#0\tin no list, and not there\n")
+    (tmp_path / "Flickr8k.token.txt").write_text(
+        "a.jpg#0\tone\nb.jpg#0\ttwo\na.jpg#1\tthree\nc.jpg.1#0\tin no list, and not there\n"
+    )
     for split, name in {"train": "a.jpg", "dev": "b.jpg", "test": ""}.items():
         (tmp_path / f"Flickr_8k.{split}Images.txt").write_text(f"{name}\n")
     assert texts_of(f"flickr8k:{tmp_path}") == [("a.jpg", "one"), ("a.jpg", "three")]
@@ -94,7 +95,7 @@ def test_the_draw_is_seeded_exact_and_in_order(tables):
     assert {text.split()[0] for text in some} == {"one", "two"}
     assert draw(30, 0) == some != draw(30, 1)
     assert set(draw(20, 0)) < set(some)  # a smaller draw is part of a larger one
-    with pytest.raises(InputError, match="asks for 101 pairs; data.train holds 100"):
+    with pytest.raises(InputError, match=r"asks for 101 pairs; data\.train holds 100"):
         survey(tables, "", 101, 0)
 
 
@@ -110,6 +111,6 @@ def test_faults_of_all_sources_are_listed(tables, tmp_path):
 
 
 def test_every_kind_has_a_format_that_is_read():
-    assert {format for known in CAPTIONS.values() for format, _ in known.files} == {
+    assert {kind for known in CAPTIONS.values() for kind, _ in known.files} == {
         "coco", "karpathy", "tokens", "table",
     }  # fmt: skip

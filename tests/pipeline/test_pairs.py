@@ -114,8 +114,10 @@ def test_official_files_to_s_by_one_command(home, tmp_path, capsys):
     stored = open_pairs(tmp_path / "run" / "pairs")
     towers = Towers.load(str(home / "dual_encoder"))
     picture = load_image(home / "coco" / "train2014" / "COCO_train2014_000000000003.jpg")
-    wanted = {"image": towers.images([picture])[0],
-              "text": towers.texts(["a red circle and a blue square and a blue square"]).vectors[0]}
+    wanted = {
+        "image": towers.images([picture])[0],
+        "text": towers.texts(["a red circle and a blue square and a blue square"]).vectors[0],
+    }
     for name, vector in wanted.items():  # caption 10 is of image 3; half precision on disk
         np.testing.assert_allclose(stored[name][10:11][0], vector, atol=2e-3)
     question = towers.texts(["how many 7"]).vectors[0]  # the question alone, no answer
@@ -130,7 +132,7 @@ def test_official_files_to_s_by_one_command(home, tmp_path, capsys):
 
 
 def test_adapter_train_takes_a_config_and_a_draw(home, tmp_path, capsys):
-    """``fusevlm adapter train CONFIG`` alone, 40 pairs drawn by the seed; a run loads the result."""
+    """``fusevlm adapter train CONFIG`` alone, 40 pairs drawn by the seed."""
     words = command(home, ["adapter", "train"], tmp_path / "a", "data.n_train=40")
     assert main(words) == 0, capsys.readouterr().err
     assert capsys.readouterr().out == f"adapter: {tmp_path / 'a' / 'train' / 'model'}\n"
