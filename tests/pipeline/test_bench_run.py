@@ -199,6 +199,16 @@ def test_two_places_are_two_runs(home, bench_words, capsys):
     assert "second, half: 20 calibration, 12 test queries" in captured.out
 
 
+def test_the_adapter_of_a_bench_can_be_trained_before_it(home, bench_words, capsys):
+    """The folder that the bench made is the one that this command finds done."""
+    (shared,) = (home / "out").glob("adapter-*")
+    words = ["adapter", "train", str(home / "bench.toml"), "--run", str(home / "out")]
+    assert main(words) == 0
+    captured = capsys.readouterr()
+    assert captured.out == f"adapter: {shared / 'train' / 'model'}\n"
+    assert captured.err.count("done before") == 2
+
+
 def test_an_absent_baseline_is_explained_by_its_setting(home, bench_words):
     tree = json.loads((home / "out" / "results.json").read_text())
     missing = {row["name"]: row["cells"]["first"]["missing"] for row in tree["rows"]}
