@@ -95,7 +95,7 @@ def test_the_draw_is_seeded_exact_and_in_order(tables):
     assert {text.split()[0] for text in some} == {"one", "two"}
     assert draw(30, 0) == some != draw(30, 1)
     assert set(draw(20, 0)) < set(some)  # a smaller draw is part of a larger one
-    with pytest.raises(InputError, match="asks for 101 pairs; data.train holds 100"):
+    with pytest.raises(InputError, match=r"asks for 101 pairs; data\.train holds 100"):
         survey(tables, "", 101, 0)
 
 
@@ -111,6 +111,6 @@ def test_faults_of_all_sources_are_listed(tables, tmp_path):
 
 
 def test_every_kind_has_a_format_that_is_read():
-    assert {format for known in CAPTIONS.values() for format, _ in known.files} == {
+    assert {kind for known in CAPTIONS.values() for kind, _ in known.files} == {
         "coco", "karpathy", "tokens", "table",
     }  # fmt: skip

@@ -16,7 +16,7 @@ from fusevlm.errors import ArtefactError, InputError
 from fusevlm.models.protocol import Decoding
 from fusevlm.pipeline import bench as bench_run
 from fusevlm.pipeline import calibrate, evaluate
-from fusevlm.pipeline.bench import Bench, Curves, read_bench, run_bench, slug
+from fusevlm.pipeline.bench import Bench, Curves, run_bench, slug
 from fusevlm.pipeline.evaluate import read_results
 from fusevlm.pipeline.run import states
 from fusevlm.render import tables
@@ -213,6 +213,16 @@ def test_two_places_are_two_runs(home, bench_words, capsys):
     assert [(p["n_calibration"], p["n_test"]) for p in tree["places"]] == [(20, 12), (20, 12)]
     assert "first: 20 calibration, 12 test queries, 0 failed" in captured.out
     assert "second, half: 20 calibration, 12 test queries" in captured.out
+
+
+def test_the_adapter_of_a_bench_can_be_trained_before_it(home, bench_words, capsys):
+    """The folder that the bench made is the one that this command finds done."""
+    (shared,) = (home / "out").glob("adapter-*")
+    words = ["adapter", "train", str(home / "bench.toml"), "--run", str(home / "out")]
+    assert main(words) == 0
+    captured = capsys.readouterr()
+    assert captured.out == f"adapter: {shared / 'train' / 'model'}\n"
+    assert captured.err.count("done before") == 2
 
 
 def test_an_absent_baseline_is_explained_by_its_setting(home, bench_words):

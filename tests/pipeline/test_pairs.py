@@ -132,7 +132,7 @@ def test_official_files_to_s_by_one_command(home, tmp_path, capsys):
 
 
 def test_adapter_train_takes_a_config_and_a_draw(home, tmp_path, capsys):
-    """``fusevlm adapter train CONFIG`` alone, 40 pairs drawn by the seed; a run loads the result."""
+    """``fusevlm adapter train CONFIG`` alone, 40 pairs drawn by the seed."""
     words = command(home, ["adapter", "train"], tmp_path / "a", "data.n_train=40")
     assert main(words) == 0, capsys.readouterr().err
     assert capsys.readouterr().out == f"adapter: {tmp_path / 'a' / 'train' / 'model'}\n"

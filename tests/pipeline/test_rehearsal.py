@@ -208,7 +208,7 @@ def test_the_paper_is_rehearsed_to_the_end(tmp_path, capsys):
     log = (out / "rehearsal.txt").read_text()
     for real in ("llava-hf/llava-1.5-13b-hf", "openai/clip-vit-large-patch14-336",
                  "microsoft/deberta-large-mnli", "llava-hf/llava-1.5-7b-hf", "data/vqav2",
-                 "data/okvqa", "data/advqa", "coco:data/coco", "flickr30k-karpathy:",
+                 "data/okvqa", "data/advqa", "coco:data/coco", "flickr30k:data/flickr30k",
                  "vqav2:data/vqav2", "sample.device: cuda → cpu", "semantics.device: cuda → cpu",
                  "sample.dtype: float16 → float32", "bench.samples:"):  # fmt: skip
         assert real in log, real

@@ -55,7 +55,7 @@ def test_damaged_and_empty_parts_are_refused(tmp_path):
     store(tmp_path / "a", *make_pairs(100))
     path = tmp_path / "a" / "part-00001.safetensors"
     path.write_bytes(path.read_bytes()[:-2] + b"xx")
-    with pytest.raises(ArtefactError, match="part-00001.safetensors is missing or damaged"):
+    with pytest.raises(ArtefactError, match=r"part-00001\.safetensors is missing or damaged"):
         open_pairs(tmp_path / "a")
     with pytest.raises(ArtefactError, match="no embedded pair"):
         store(tmp_path / "b", *make_pairs(3), failed=(0, 1, 2))
@@ -64,7 +64,7 @@ def test_damaged_and_empty_parts_are_refused(tmp_path):
 
 
 def test_blocked_statistics_and_bound_equal_unblocked(tmp_path):
-    """Definition (one matrix product over all pairs) against the sums over blocks of stored rows."""
+    """Definition (one product over all pairs) against the sums over blocks of stored rows."""
     image, text = halves(make_pairs(300))
     stored = store(tmp_path, image, text)["image"]
     keep = np.sort(np.random.default_rng(0).permutation(300)[:280])

@@ -17,12 +17,14 @@ from fusevlm.priors.gp.pairs import LAYOUTS, read_pairs
 from fusevlm.priors.interface import NORMS
 
 if TYPE_CHECKING:
+    from fusevlm.config import Config
     from fusevlm.priors.gp.adapter import GpAdapter
     from fusevlm.priors.gp.train import Progress
 
 EPILOG = """\
 examples:
   fusevlm adapter train own-vlm.toml --run runs/adapter
+  fusevlm adapter train configs/paper.toml --run runs/bench-paper
   fusevlm adapter train runs/clip --out adapter
   fusevlm adapter train --image image.npy --text text.npy --inducing 100 --out adapter
   fusevlm adapter apply adapter queries.parquet --out statistics.csv
@@ -38,7 +40,7 @@ def _add(parser: argparse.ArgumentParser) -> None:
                                formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
     _add_pairs(learn)
     learn.add_argument("--out", metavar="DIR", help="folder for the adapter")
-    learn.add_argument("--run", metavar="DIR", help="run folder of a config (runs/NAME)")
+    learn.add_argument("--run", metavar="DIR", help="folder of a config's run or bench (runs/NAME)")
     learn.add_argument("--redo", metavar="STAGE", help="of a config: make pairs or train again")
     learn.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help=SET_HELP)
     learn.add_argument("--preset", choices=tuple(PRESETS), default="default", help="(default)")
@@ -92,25 +94,42 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _train_config(args: argparse.Namespace) -> int:
-    """The stages pairs and train of a config: from its files to the adapter."""
-    from fusevlm.config import read_config
-    from fusevlm.pipeline.train import MODEL
+    """The stages pairs and train of a config: from its files to the adapter, or adapters."""
+    from fusevlm.config import read_config, read_toml
+    from fusevlm.pipeline.bench import read_bench
+    from fusevlm.pipeline.train import MODEL, share_adapters
 
     given = [a for a in (*CHANGES, "out", "image", "text", "lr") if getattr(args, a) is not None]
+    given += [a for a in ("ard", "mixed") if getattr(args, a)]
+    given += ["device"] if args.device != "cpu" else []
     if given:
         raise InputError(
             f"--{given[0].replace('_', '-')} does not go with a TOML file, whose [adapter] says "
             f"it: use --set adapter.KEY=VALUE, and --run for the folder."
         )
-    config = read_config(args.pairs, args.set)
-    folder = run_folder(args.run, config.name)
     words = ["adapter", "train", args.pairs, *(["--run", args.run] if args.run else [])]
     words += [word for change in args.set for word in ("--set", change)]
     redo = args.redo or ("train" if args.fresh else None)
-    code = bring_up_to_date(folder, config, command=words, quiet=args.quiet, to="train", redo=redo)
-    if code != EXIT_INTERRUPTED:
-        print(f"adapter: {folder / 'train' / MODEL}")
-    return code
+    codes: list[int] = []
+
+    def bring(folder: Path, config: Config) -> None:
+        if EXIT_INTERRUPTED in codes:
+            return
+        codes.append(
+            bring_up_to_date(folder, config, command=words, quiet=args.quiet, to="train", redo=redo)
+        )
+        if codes[-1] != EXIT_INTERRUPTED:
+            print(f"adapter: {folder / 'train' / MODEL}")
+
+    if "dataset" in read_toml(Path(args.pairs)):
+        bench = read_bench(args.pairs, args.set)
+        share_adapters(bench.places, run_folder(args.run, f"bench-{bench.name}"), bring)
+    else:
+        config = read_config(args.pairs, args.set)
+        bring(run_folder(args.run, config.name), config)
+    if not codes:
+        raise InputError(f"{args.pairs} trains no adapter: no model has adapter = 'train'.")
+    return max(codes)
 
 
 CHANGES = {  # argument: option of the adapter

@@ -58,9 +58,11 @@ class Blocks:
             found = self.source[wanted]
         else:
             found = torch.as_tensor(self.source[wanted.numpy()]).to(self.device)
-        return found.to(self.dtype) if self.units is None else standardise(
-            found, self.units, self.dtype
-        )  # fmt: skip
+        found = found.to(self.dtype)
+        if self.units is None:
+            return found
+        shift, scale = self.units.shift.to(self.dtype), self.units.scale.to(self.dtype)
+        return found.sub_(shift).div_(scale)  # its own copy: in place
 
     def some(self, which: slice) -> Blocks:
         """The same of a part of the rows."""

@@ -41,9 +41,14 @@ def as_tensor(embeddings: Embeddings, device: torch.device) -> Tensor:
 def units(Y: Table) -> Units:
     """Mean of each output and the root of the average output variance."""
     N, D = Y.shape
-    shift = torch.stack([p.sum(0, dtype=torch.float64) for p in chunks(Y)]).sum(0) / N
-    total = sum(((p.double() - shift) ** 2).sum() for p in chunks(Y))
-    return Units(shift, torch.as_tensor(total / (N * D)).sqrt())
+    shift = torch.zeros(D, dtype=torch.float64, device=Y.device)
+    for part in chunks(Y):
+        shift += part.sum(0, dtype=torch.float64)
+    shift /= N
+    total = torch.zeros((), dtype=torch.float64, device=Y.device)
+    for part in chunks(Y):
+        total += (part.double() - shift).square_().sum()
+    return Units(shift, (total / (N * D)).sqrt())
 
 
 def principal_latents(Ys: Sequence[Table], Q: int, seed: int, n_passes: int = 6) -> Tensor:
