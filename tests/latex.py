@@ -71,7 +71,8 @@ def simulated(out: Path) -> Path:
     from tests.pipeline.conftest import TREE, make_run
 
     methods = ["g_nll", "ln_entropy", "ntl", "practical", "paper", "evidence-only", "paper_mean"]
-    config, _ = make_run(out / "VQA_v2", {**TREE, "calibrate": {"methods": methods}})
+    own = {"calibrate": {"methods": methods}, "report": {"examples": 8}}
+    config, _ = make_run(out / "VQA_v2", {**TREE, **own})
     curves = Curves((2, 6), (("exact_match", None), ("rouge_l", 0.5)), ("practical", "g_nll"))
     run_bench(Bench("trial", {"VQA_v2": config}, curves), out)
     return out

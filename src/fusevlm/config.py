@@ -236,6 +236,7 @@ class ReportConfig:
     method: str = ""  # of choice, among calibrate.methods; the first form of FUSE if empty
     beside: tuple[str, ...] = ()  # methods drawn beside it; if empty FUSE, G-NLL and the best
     examples: Annotated[int, Whole(0)] = 20  # queries on the page, in successes and failures
+    figures: tuple[str, ...] = ()  # to draw, by name; all if empty
     pdf: bool = True  # beside each SVG
 
 
@@ -357,18 +358,18 @@ def _section(name: str, given: Mapping[str, Any], where: str) -> Any:
     return _filled(SECTIONS[name], given, name, where)
 
 
-def _filled(kind: Any, given: Mapping[str, Any], name: str, where: str) -> Any:
-    """A dataclass from a table of TOML; ``name`` is the table's."""
-    types = get_type_hints(kind)
+def _filled(kind: Any, given: Mapping[str, Any], name: str, where: str, head: str = "") -> Any:
+    """A dataclass from a table of TOML, whose name is ``name`` and whose heading ``head``."""
+    types, head = get_type_hints(kind), head or f"[{name}]"
     if name == "data" and isinstance(given.get("train"), str):  # one source without brackets
         given = {**given, "train": [given["train"]] if given["train"] else []}
     for key in given:
         if key not in types:
-            raise InputError(f"{where}: [{name}] has no key {key!r}.{checks.hint(key, types)}")
+            raise InputError(f"{where}: {head} has no key {key!r}.{checks.hint(key, types)}")
     for field_ in fields(kind):
         needed = field_.default is MISSING and field_.default_factory is MISSING
         if needed and field_.name not in given:
-            raise InputError(f"{where}: [{name}] has no {field_.name}; name one.")
+            raise InputError(f"{where}: {head} has no {field_.name}; name one.")
     return kind(**{k: _typed(v, types[k], f"{where}: {name}.{k}") for k, v in given.items()})
 
 
@@ -376,8 +377,8 @@ def tables(value: Any, kind: Any, where: str) -> tuple[Any, ...]:
     """A list of tables, each a ``kind``; ``where`` ends in the key, such as calibrate.row."""
     if not isinstance(value, list | tuple) or not all(isinstance(t, Mapping) for t in value):
         raise InputError(f"{where} is {value!r}; expected tables [[{where.rpartition(' ')[2]}]].")
-    head, _, name = where.rpartition(": ")
-    return tuple(_filled(kind, table, f"[{name}]", head) for table in value)
+    file, _, name = where.rpartition(": ")
+    return tuple(_filled(kind, table, name, file, f"[[{name}]]") for table in value)
 
 
 def _typed(value: Any, kind: Any, where: str) -> Any:

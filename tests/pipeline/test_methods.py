@@ -313,7 +313,7 @@ def test_rows_that_cannot_be_are_refused(row, message):
         ({"row": [{"name": "x", "opions": {}}]}, "has no key 'opions'. Did you mean 'options'"),
         (
             {"row": [{"name": "x", "options": 3}]},
-            r"\[calibrate.row\].options is 3; expected a table",
+            "calibrate.row.options is 3; expected a table",
         ),
         ({"row": [{"name": "x", "uses": "prior"}]}, "row 'x': uses is 'prior'; expected one of"),
         ({"row": [{"name": "x", "readout": "n"}]}, "row 'x': readout is 'n'; expected one of"),

@@ -16,6 +16,7 @@ from fusevlm.config import SECTIONS, read_config
 from fusevlm.models.huggingface import HuggingFace
 from fusevlm.pipeline.evaluate import read_predictions, read_results
 from fusevlm.pipeline.methods import METHODS, find_method
+from fusevlm.render.page import TITLES
 from fusevlm.scores import SCORES
 from fusevlm.semantics.inference import NliModel
 from fusevlm.store.generations import read_generations
@@ -126,6 +127,7 @@ RUNS = {
         "semantics.rephrase": "templates",
         "sample.model": "huggingface:vlm",
         "score.criterion": "exact_match_majority",
+        "report.figures": ["densities", "qualitative"],
         "report.pdf": False,
     },
 }  # fmt: skip
@@ -223,7 +225,7 @@ def test_a_run_with_these_settings_reaches_its_table(home, name, capsys):
         assert "score.baselines leaves it out" in results["absent"]["umpire"]
     page = (run / "report" / "index.html").read_text()
     svgs, pdfs = ({p.stem for p in (run / "report").glob(f"*.{k}")} for k in ("svg", "pdf"))
-    assert {"fuse-ntl", "reliability", "rejection-accuracy", "densities", "qualitative"} <= svgs
+    assert svgs == set(RUNS[name].get("report.figures", TITLES))
     assert pdfs == (svgs if RUNS[name].get("report.pdf", True) else set())
     chosen = find_method(RUNS[name].get("report.method", "practical")).title
     assert f"By {chosen}." in page
@@ -329,6 +331,7 @@ def test_an_official_dataset(home, tmp_path, capsys):
         "data.calibration": "", "data.test": "", "data.train": "",
         "adapter.source": str(home / "run-strings" / "train" / "model"),
         "sample.model": "", "score.criterion": "vqa_accuracy", "report.pdf": False,
+        "report.figures": ["roc"],
     }  # fmt: skip
     settings.pop("sample.model")
     words = ["run", str(home / "own.toml"), "--run", str(tmp_path / "run"), "--quiet"]

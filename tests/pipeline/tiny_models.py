@@ -37,6 +37,7 @@ slices = ["kind"]
 
 [report]
 examples = 3
+figures = ["fuse-ntl", "qualitative"]
 pdf = false
 """
 
@@ -84,6 +85,8 @@ baselines = ["distinct", "g_nll", "eigv", "p_true"]
 bootstrap = 10
 
 [report]
+examples = 0
+figures = ["risk-coverage"]
 pdf = false
 """
 

@@ -12,7 +12,8 @@ from fusevlm.render.tex import tex
 KNOWN = {
     "begin", "end", "centering", "resizebox", "linewidth", "toprule", "midrule", "bottomrule",
     "multicolumn", "textbf", "texttt", "caption", "usepackage", "uparrow", "downarrow",
-    "textbackslash", "textasciitilde", "textasciicircum", "label", "star", "tilde", "tau", "theta", "geq",
+    "textbackslash", "textasciitilde", "textasciicircum", "label", "star", "tilde", "tau", "theta",
+    "geq",
 }  # fmt: skip
 TOKEN = re.compile(r"\\([A-Za-z]+|.)|(.)", re.DOTALL)
 

@@ -22,7 +22,7 @@ from fusevlm.pipeline.methods import EMPIRICAL, FUSE, GUARANTEED, group_of
 from fusevlm.pipeline.run import Work
 from fusevlm.render.examples import Example, choose
 from fusevlm.render.figures import draw_against_ntl, draw_examples
-from fusevlm.render.page import render_page
+from fusevlm.render.page import TITLES, render_page
 from fusevlm.render.plots import Drawing, Line, draw_plots
 from fusevlm.scores.likelihood import ntl
 from fusevlm.store import save
@@ -39,6 +39,7 @@ NO_NTL = "the model gives no log-probabilities"
 
 def make(work: Work) -> dict[str, int]:
     """Draw, and write the page."""
+    check_report(work.config)
     results, table = read_results(work.run), read_predictions(work.run)
     settings = work.config.report
     method = of_choice(settings.method, results)
@@ -52,13 +53,14 @@ def make(work: Work) -> dict[str, int]:
     u = lines[titles[method]].u
     likely, rows = read_ntl(work.run, table["query_id"]), choose(u, wrong, settings.examples)
     groups = _examples(work.run, table, method, rows, likely)
+    wanted = settings.figures or tuple(TITLES)
     drawings: dict[str, Drawing] = {}
     if likely is None:
         left_out["fuse-ntl"] = NO_NTL
-    else:
+    elif "fuse-ntl" in wanted:
         drawings["fuse-ntl"] = draw_against_ntl(titles[method], u, likely, wrong)
-    drawings |= draw_plots(lines, wrong)
-    if any(groups.values()):
+    drawings |= draw_plots(lines, wrong, wanted)
+    if any(groups.values()) and "qualitative" in wanted:
         drawings["qualitative"] = draw_examples(groups, titles[method])
     folder = work.folder("report")
     svgs = save_drawings(folder, drawings, pdf=settings.pdf)
@@ -70,7 +72,9 @@ def make(work: Work) -> dict[str, int]:
 
 
 def check_report(config: Config) -> None:
-    """Refuse a method of choice, or one beside it, that the config does not compare."""
+    """Refuse a figure that is not known, and a method to draw that the config does not compare."""
+    for name in config.report.figures:
+        checks.known(name, TITLES, "report.figures:")
     for key in ("method", "beside"):
         wanted = getattr(config.report, key)
         for name in [wanted] * bool(wanted) if isinstance(wanted, str) else wanted:

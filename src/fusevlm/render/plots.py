@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -76,11 +76,14 @@ def _styled() -> Any:
     return extra("matplotlib", "plots", "report").rc_context(STYLE)
 
 
-def draw_plots(lines: Mapping[str, Line], wrong: BoolArray) -> dict[str, Drawing]:
-    """Each plot of PLOTS; ``lines`` by what the legend calls them, the method of choice first."""
+def draw_plots(
+    lines: Mapping[str, Line], wrong: BoolArray, names: Collection[str] | None = None
+) -> dict[str, Drawing]:
+    """The named plots of PLOTS, or all; ``lines`` by their titles, the method of choice first."""
     return {
         name: draw(size, partial(plot, lines=lines, wrong=wrong))
         for name, (plot, size) in PLOTS.items()
+        if names is None or name in names
     }
 
 

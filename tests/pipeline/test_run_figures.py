@@ -60,6 +60,9 @@ def test_what_is_not_compared_is_refused_before_anything_runs(tmp_path):
     bad = make_config({**tree, "report": {"method": "practicl", "beside": ["gnll"]}}, "test")
     with pytest.raises(InputError, match=r"report\.method: .*'practicl'.*Did you mean 'practical'"):
         check_report(bad)
+    other = make_config({**tree, "report": {"figures": ["rok"]}}, "test")
+    with pytest.raises(InputError, match=r"report\.figures: 'rok' is not.* Did you mean 'roc'"):
+        check_report(other)
     assert any("report.method" in problem for problem in validate(bad, tmp_path).problems)
 
 
@@ -77,7 +80,7 @@ def test_ntl_is_that_of_the_stored_tokens(finished):
 def test_examples_of_another_method_are_its_own(run, method):
     """Numbers and groups on the page against the stored predictions."""
     folder, config = run
-    report = dataclasses.replace(config.report, method=method, examples=4)
+    report = dataclasses.replace(config.report, method=method, examples=4, figures=("roc",))
     run_stages(folder, dataclasses.replace(config, report=report), redo="report")
     page = (folder / "report" / "index.html").read_text()
     table = read_predictions(folder)
