@@ -212,8 +212,8 @@ def test_validate_lists_every_problem(tmp_path, capsys):
         "none.csv, which is no file",
         "Did you mean 'umpire'",
         "score.baselines: 'g_nl' is not known. Did you mean 'g_nll'",
-        "./an/adapter is no folder",
-        "some/model from the hub, or its cache",
+        "adapter.source is './an/adapter', which is no folder",
+        "some/model from the hub (not known here",
         "all stages would run",
     ):
         assert part in out, part

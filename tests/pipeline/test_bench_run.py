@@ -16,7 +16,7 @@ from fusevlm.errors import ArtefactError, InputError
 from fusevlm.models.protocol import Decoding
 from fusevlm.pipeline import bench as bench_run
 from fusevlm.pipeline import calibrate, evaluate
-from fusevlm.pipeline.bench import Bench, Curves, run_bench, slug
+from fusevlm.pipeline.bench import Bench, Curves, read_bench, run_bench, slug
 from fusevlm.pipeline.evaluate import read_results
 from fusevlm.pipeline.run import states
 from fusevlm.render import tables

@@ -164,7 +164,7 @@ def test_validate_looks_into_the_tables(home, tmp_path, capsys):
     assert "data.test: 1 queries have no references, first 3" in out
     assert "evaluate.slices names the column 'kid', which the queries do not have. Did you" in out
     assert "the column 'kin', which query '0' lacks. Did you mean 'kind'" in out
-    assert "./nowhere is no folder" in out
+    assert "'./nowhere', which is no folder" in out
     assert "5 problem(s)" in out
     words = [*words[:4], "--set", "data.test="]  # nothing to slice yet
     assert main(words) == 0
