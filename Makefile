@@ -10,7 +10,7 @@ PIP_INSTALL := $(RUN)/python -m pip install --quiet --disable-pip-version-check 
 # two threads on busy cores can be far slower than one
 export OMP_NUM_THREADS = 1
 
-.PHONY: demo embedded ship test test-all lint bench bench-adapter mutants tree docs clean
+.PHONY: demo embedded ship test test-all test-latex lint bench bench-adapter mutants tree docs clean
 
 demo: $(VENV)/.demo
 	$(RUN)/fusevlm demo $(if $(LIMIT),--limit $(LIMIT)) --seed $(SEED) $(ARGS) || test $$? = 3
@@ -20,6 +20,11 @@ test: $(VENV)/.test
 
 test-all: lint $(VENV)/.docs
 	$(RUN)/python -m pytest -m slow $(ARGS)
+
+# booktabs is in texlive-latex-recommended
+test-latex: $(VENV)/.test
+	command -v pdflatex || (apt-get update && apt-get install -y --no-install-recommends texlive-latex-base texlive-latex-recommended)
+	$(RUN)/python -m tests.latex $(ARGS)
 
 lint: $(VENV)/.test
 	$(RUN)/ruff check .

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import os
+import re
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass
 from pathlib import Path
 from types import NoneType
-from typing import Annotated, Any, get_args, get_type_hints
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 from fusevlm import checks
-from fusevlm.checks import FRACTION, POSITIVE, Device, Number, OneOf, Whole
+from fusevlm.checks import FRACTION, POSITIVE, SHARE, Device, Number, OneOf, Whole
 from fusevlm.embedded import EMBEDDED
 from fusevlm.errors import InputError
 
@@ -128,18 +129,83 @@ class ScoreConfig:
     """Scores of every query, and which answers count as wrong."""
 
     layer: str = "last"  # whose hidden states are the samples' embeddings
-    criterion: Annotated[str, OneOf("exact_match", "vqa_accuracy", "rouge_l")] = "exact_match"
+    criterion: Annotated[
+        str, OneOf("exact_match", "exact_match_majority", "vqa_accuracy", "rouge_l")
+    ] = "exact_match"  # equal to any reference, or to the most frequent one
     baselines: tuple[str, ...] = ()  # scores to compute; all that the settings allow if empty
 
 
 @dataclass(frozen=True)
+class RowConfig:
+    """A method of one's own: a form of FUSE with other options. [[calibrate.row]]"""
+
+    name: str
+    preset: str = "practical"
+    options: dict[str, Any] = field(default_factory=dict)  # of Fuse; they win over [calibrate]
+    title: str = ""  # the name if empty
+    uses: Annotated[str, OneOf("both", "evidence")] = "both"
+    readout: Annotated[str, OneOf("u", "prior", "mean", "logistic", "global", "quantile")] = (
+        "u"  # what is read off the fit
+    )
+    layer: str = ""  # whose hidden states; score.layer if empty
+    quantile: Annotated[float, SHARE] = 0.0  # of readout = "quantile"; 0 for calibrate.quantile
+
+
+ROW_KEYS = ("layer", "quantile")  # what a sweep can vary beside options of Fuse
+
+
+@dataclass(frozen=True)
+class SweepConfig:
+    """One row for each value of an option. [[calibrate.sweep]]"""
+
+    option: str  # of Fuse, such as alpha or z; or layer, quantile
+    values: tuple[Any, ...]
+    name: str = ""  # rows are NAME_OPTION_VALUE; the preset if empty
+    preset: str = "practical"
+    options: dict[str, Any] = field(default_factory=dict)  # that stay as they are
+    uses: Annotated[str, OneOf("both", "evidence")] = "both"
+    readout: Annotated[str, OneOf("u", "prior", "mean", "logistic", "global", "quantile")] = "u"
+
+    def rows(self) -> tuple[RowConfig, ...]:
+        """The rows of all values, in order."""
+        return tuple(self._row(value) for value in self.values)
+
+    def _row(self, value: Any) -> RowConfig:
+        word = f"{value:g}" if type(value) in (int, float) else str(value)
+        first = self.name or self.preset
+        own = self.option in ROW_KEYS
+        options = self.options if own else {**self.options, self.option: value}
+        return RowConfig(
+            name=f"{first}_{self.option}_{word}",
+            preset=self.preset,
+            options=options,
+            title=f"{self.option} {word} ({first})",
+            uses=self.uses,
+            readout=self.readout,
+            **({self.option: value} if own else {}),
+        )
+
+
+@dataclass(frozen=True)
 class CalibrateConfig:
-    """The methods compared: forms of FUSE by name, or baselines."""
+    """The methods compared: forms of FUSE by name, baselines, and rows of one's own."""
 
     methods: tuple[str, ...] = ("practical", "paper", "evidence-only", "prior-only", "g_nll")
-    probability: Annotated[str, OneOf("platt", "isotonic")] = "platt"  # of baselines
+    # u → P(wrong), for every method that has none of its own
+    probability: Annotated[str, OneOf("platt", "isotonic", "min_max")] = "platt"
     threshold_share: Annotated[float, FRACTION] = 0.5  # of calibration, kept apart for thresholds
+    quantile: Annotated[float, FRACTION] = 0.8  # ρ: the share that the rows Quantile θ* answer
     seed: Annotated[int, SEED] = 0
+    row: tuple[RowConfig, ...] = ()
+    sweep: tuple[SweepConfig, ...] = ()
+
+    def own_rows(self) -> tuple[RowConfig, ...]:
+        """Rows of one's own, those of sweeps after the others."""
+        return (*self.row, *(row for sweep in self.sweep for row in sweep.rows()))
+
+    def names(self) -> tuple[str, ...]:
+        """All methods compared, each once."""
+        return tuple(dict.fromkeys([*self.methods, *(row.name for row in self.own_rows())]))
 
 
 @dataclass(frozen=True)
@@ -159,9 +225,13 @@ class EvaluateConfig:
 
 @dataclass(frozen=True)
 class ReportConfig:
-    """The page."""
+    """The figures and the page."""
 
-    examples: Annotated[int, Whole(0)] = 20
+    method: str = ""  # of choice, among calibrate.methods; the first form of FUSE if empty
+    beside: tuple[str, ...] = ()  # methods drawn beside it; if empty FUSE, G-NLL and the best
+    examples: Annotated[int, Whole(0)] = 20  # queries on the page, in successes and failures
+    figures: tuple[str, ...] = ()  # to draw, by name; all if empty
+    pdf: bool = True  # beside each SVG
 
 
 @dataclass(frozen=True)
@@ -268,29 +338,60 @@ def as_tree(config: Config) -> dict[str, Any]:
     """The config as nested plain data: lists instead of tuples, without what is not given."""
     tree = asdict(config)
     for section in SECTIONS:
-        tree[section] = {
-            k: list(v) if isinstance(v, tuple) else v
-            for k, v in tree[section].items()
-            if v is not None
-        }
+        tree[section] = {k: _plain(v) for k, v in tree[section].items() if v is not None}
     return tree
 
 
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _plain(inner) for key, inner in value.items()}
+    return [_plain(inner) for inner in value] if isinstance(value, list | tuple) else value
+
+
 def _section(name: str, given: Mapping[str, Any], where: str) -> Any:
-    kind = SECTIONS[name]
-    types = get_type_hints(kind)
     if name == "data" and isinstance(given.get("train"), str):  # one source without brackets
         given = {**given, "train": [given["train"]] if given["train"] else []}
+    return _filled(SECTIONS[name], given, name, where)
+
+
+def _filled(kind: Any, given: Mapping[str, Any], name: str, where: str, head: str = "") -> Any:
+    """A dataclass from a table of TOML, whose name is ``name`` and whose heading ``head``."""
+    types, head = get_type_hints(kind), head or f"[{name}]"
     for key in given:
         if key not in types:
-            raise InputError(f"{where}: [{name}] has no key {key!r}.{checks.hint(key, types)}")
+            raise InputError(f"{where}: {head} has no key {key!r}.{checks.hint(key, types)}")
+    for field_ in fields(kind):
+        needed = field_.default is MISSING and field_.default_factory is MISSING
+        if needed and field_.name not in given:
+            raise InputError(f"{where}: {head} has no {field_.name}; name one.")
     return kind(**{k: _typed(v, types[k], f"{where}: {name}.{k}") for k, v in given.items()})
 
 
+def tables(value: Any, kind: Any, where: str) -> tuple[Any, ...]:
+    """A list of tables, each a ``kind``; ``where`` ends in the key, such as calibrate.row."""
+    if not isinstance(value, list | tuple) or not all(isinstance(t, Mapping) for t in value):
+        raise InputError(f"{where} is {value!r}; expected tables [[{where.rpartition(' ')[2]}]].")
+    file, _, name = where.rpartition(": ")
+    return tuple(_filled(kind, table, name, file, f"[[{name}]]") for table in value)
+
+
 def _typed(value: Any, kind: Any, where: str) -> Any:
-    """``value`` as ``kind``: str, int, float, bool, tuple[str, ...], or one of them or None."""
+    """``value`` as ``kind``: str, int, float, bool, a tuple of strings or tables, or options.
+
+    Of a type that may be None, a file gives the other.
+    """
     if NoneType in get_args(kind):
         kind = next(inner for inner in get_args(kind) if inner is not NoneType)
+    if get_origin(kind) is tuple and is_dataclass(get_args(kind)[0]):
+        return tables(value, get_args(kind)[0], where)
+    if kind == dict[str, Any]:
+        if isinstance(value, Mapping):
+            return dict(value)
+        raise InputError(f"{where} is {value!r}; expected a table, such as {{jitter = 1e-4}}.")
+    if kind == tuple[Any, ...]:
+        if isinstance(value, list | tuple) and value:
+            return tuple(value)
+        raise InputError(f"{where} is {value!r}; expected a list with at least one value.")
     if kind == tuple[str, ...]:
         if isinstance(value, list | tuple) and all(isinstance(item, str) for item in value):
             return tuple(value)
@@ -364,8 +465,7 @@ def _check(config: Config, where: str) -> None:
     try:
         for section in SECTIONS:
             checks.options(getattr(config, section), f"{section}.")
-        if not config.calibrate.methods:
-            raise InputError("calibrate.methods is empty; name at least one.")
+        _check_rows(config)
         if semantics.meanings == "sentences" and semantics.similarity == NONE:
             raise InputError("semantics.meanings = 'sentences' needs semantics.similarity too.")
         if data.source in OFFICIAL and not (data.folder and data.n_calibration and data.n_test):
@@ -390,3 +490,32 @@ def _check(config: Config, where: str) -> None:
             )
     except InputError as error:
         raise InputError(f"{where}: {error}") from error
+
+
+def _check_rows(config: Config) -> None:
+    """Methods are named, names of rows can be folders and differ, their layers are kept."""
+    if not config.calibrate.names():
+        raise InputError("calibrate.methods is empty; name at least one.")
+    for sweep in config.calibrate.sweep:
+        bad = [v for v in sweep.values if sweep.option == "quantile" and not FRACTION.accepts(v)]
+        if bad:
+            raise InputError(f"sweep of quantile: {bad[0]!r} is not {FRACTION}.")
+    seen: set[str] = set()
+    for row in config.calibrate.own_rows():
+        what = f"row {row.name!r}"
+        if not re.fullmatch(r"[\w+-][\w.+-]*", row.name):
+            raise InputError(
+                f"{what}: a name is letters, digits, '_', '-', '+' and '.', which does not come "
+                f"first; title can be anything."
+            )
+        if row.name in seen:
+            raise InputError(f"two rows are called {row.name!r}.")
+        seen.add(row.name)
+        checks.options(row, f"{what}: ")
+        if row.layer and row.layer not in config.sample.layers:
+            raise InputError(
+                f"{what}: layer is {row.layer!r}, which sample.layers does not keep: "
+                f"{', '.join(config.sample.layers)}."
+            )
+        if row.quantile and row.readout != "quantile":
+            raise InputError(f"{what}: quantile belongs to readout = 'quantile'.")

@@ -37,6 +37,23 @@ def test_a_fresh_stage_is_said_and_skipped(run, capsys):
     assert capsys.readouterr().err == ""
 
 
+def test_a_row_that_cannot_be_is_refused_before_anything_is_made_again(run, capsys):
+    """Named by validate and by run, which then has removed nothing."""
+    bad = 'calibrate.row=[{name = "mine", options = {jiter = 0.01}}]'
+    words = ["run", str(run), "--set", bad]
+    assert main([*words, "--redo", "calibrate"]) == 1
+    assert "row 'mine': unknown option 'jiter'. Did you mean 'jitter'" in capsys.readouterr().err
+    assert (run / "calibrate" / "practical").is_dir()
+    good = bad.replace("jiter", "jitter")
+    assert main(["calibrate", str(run), "--set", good, "--redo", "--quiet"]) == 0
+    assert main(["report", str(run)]) == 0
+    capsys.readouterr()
+    assert json.loads((run / "calibrate" / "absent.json").read_text()) == {}
+    assert (run / "calibrate" / "mine" / "fuse.json").is_file()
+    results = json.loads((run / "evaluate" / "results.json").read_text())
+    assert list(results["slices"][0]["methods"]) == ["practical", "g_nll", "mine"]
+
+
 def test_a_changed_setting_is_refused_then_redone(run, capsys):
     words = ["evaluate", str(run), "--set", "evaluate.risk=0.4"]
     assert main(words) == 1

@@ -193,7 +193,7 @@ def test_no_references_is_an_error(criterion):
 
 def test_bad_calls_say_what_is_wrong():
     with pytest.raises(
-        InputError, match=r"'bleu' is not known\. Known are: exact_match, vqa_accuracy, rouge_l"
+        InputError, match=r"'bleu' is not known\. Known are: exact_match, exact_match_maj"
     ):
         grade("cat", ["cat"], "bleu")
     with pytest.raises(InputError, match="list of strings"):
@@ -239,3 +239,24 @@ def test_the_form_is_its_own_form_and_keeps_signs(text):
     assert same_form(form) == form == same_form(f' "{text}." ')
     assert form == " ".join(form.lower().split())
     assert sum(map(form.count, "5-")) == sum(map(text.count, "5-"))
+
+
+@pytest.mark.parametrize(
+    ("answer", "references", "any_of_them", "majority"),
+    [
+        ("red", ["red"] * 6 + ["blue"] * 4, 1, 1),
+        ("blue", ["red"] * 6 + ["blue"] * 4, 1, 0),
+        ("Blue.", ["red"] * 5 + ["blue"] * 5, 1, 1),  # a tie: each of the most frequent
+        ("green", ["red", "blue", "green"], 1, 1),  # all are
+        ("red", ["Red", "red!", "blue", "blue", "blue", "RED", "red"], 1, 1),  # counted as one
+        ("pink", ["red"] * 10, 0, 0),
+    ],
+)
+def test_exact_match_with_any_reference_or_with_the_majority(
+    answer, references, any_of_them, majority
+):
+    assert grade(answer, references) == any_of_them
+    assert grade(answer, references, "exact_match_majority") == majority
+    assert is_wrong(answer, references, "exact_match_majority") is not bool(majority)
+    with pytest.raises(InputError, match="exact_match_majority is 0 or 1; leave level out"):
+        is_wrong(answer, references, "exact_match_majority", 0.5)

@@ -22,7 +22,7 @@ def new():
 
 @pytest.fixture(scope="module", params=["paper", "practical"])
 def fuse(request, world):
-    return Fuse(request.param, normalize=False).fit(world)
+    return Fuse(request.param, normalize="none").fit(world)
 
 
 def same_scores(one, two):
@@ -31,7 +31,7 @@ def same_scores(one, two):
 
 
 def test_a_table_and_its_columns_are_the_same_call(fuse, world, new):
-    apart = Fuse(fuse.preset, normalize=False).fit(world.samples, world.wrong, s=world.s)
+    apart = Fuse(fuse.preset, normalize="none").fit(world.samples, world.wrong, s=world.s)
     x = fuse.score(new)
     same_scores(x, apart.score(new.samples, s=new.s))
     same_scores(x, apart.score(list(new.samples), s={"s": new.s}))
@@ -41,7 +41,7 @@ def test_a_table_and_its_columns_are_the_same_call(fuse, world, new):
     np.testing.assert_array_equal(
         fuse.decide(new, risk=0.3).answer, apart.decide(x, risk=0.3).answer
     )
-    one = Fuse(fuse.preset, normalize=False).fit(world).fit_threshold(new)
+    one = Fuse(fuse.preset, normalize="none").fit(world).fit_threshold(new)
     two = apart.fit_threshold(new.samples, new.wrong, s=new.s)
     assert one.threshold(risk=0.3) == two.threshold(risk=0.3)
 
@@ -75,19 +75,19 @@ def test_several_statistics_are_the_mean_of_their_standardised_columns(world, ne
     other = np.random.default_rng(0).normal(5.0, 3.0, 380)
     first, second = other[:300] - world.s, other[300:] - new.s
     statistics = {"knn": world.s, "gp": first}
-    fuse = Fuse("paper", normalize=False).fit(world.samples, world.wrong, s=statistics)
+    fuse = Fuse("paper", normalize="none").fit(world.samples, world.wrong, s=statistics)
     parts = [(world.s, new.s), (first, second)]
     known, fresh = (
         sum((pair[k] - pair[0].mean()) / pair[0].std() for pair in parts) / 2 for k in (0, 1)
     )
-    reduced = Fuse("paper", normalize=False).fit(world.samples, world.wrong, s=known)
+    reduced = Fuse("paper", normalize="none").fit(world.samples, world.wrong, s=known)
     x, y = (
         fuse.score(new.samples, s={"gp": second, "knn": new.s}),
         reduced.score(new.samples, s=fresh),
     )
     np.testing.assert_allclose(x.m0, y.m0, rtol=1e-9)
     np.testing.assert_allclose(x.u, y.u, rtol=1e-9)
-    columns = Fuse("paper", normalize=False).fit(
+    columns = Fuse("paper", normalize="none").fit(
         world.samples, world.wrong, s=np.column_stack([world.s, first])
     )
     same_scores(x, columns.score(new.samples, s=np.column_stack([new.s, second])))
@@ -162,7 +162,7 @@ def test_scores_belong_to_their_fit(tmp_path, fuse, world, new):
     x = fuse.score(new)
     assert x.fit == fuse.score(new.take(slice(5))).fit
     assert "fit" not in x.columns()
-    other = Fuse(fuse.preset, normalize=False, seed=1, jitter=1e-6).fit(world)
+    other = Fuse(fuse.preset, normalize="none", seed=1, jitter=1e-6).fit(world)
     for use in (other.predict_proba, other.decide):
         with pytest.raises(InputError, match="another fit's"):
             use(x)
@@ -239,7 +239,7 @@ def test_samples_and_tables_are_frozen_copies(world):
 
 def test_queries_of_the_fit_are_recognised(tmp_path, fuse, world, new, caplog):
     with caplog.at_level(logging.WARNING):
-        known = Fuse(fuse.preset, normalize=False).fit(world)
+        known = Fuse(fuse.preset, normalize="none").fit(world)
         known.score(new)
     assert "were in the fit" not in caplog.text
     known.save(tmp_path / "fit")
@@ -261,7 +261,7 @@ def test_texts_alone_do_not_identify_a_query(world, caplog):
 
 
 def test_thresholds_from_queries_of_the_fit_have_no_guarantee(world, new, caplog):
-    fuse = Fuse(normalize=False, threshold_share=0.0).fit(world)
+    fuse = Fuse(normalize="none", threshold_share=0.0).fit(world)
     with caplog.at_level(logging.WARNING):
         assert fuse.threshold(risk=0.3).guaranteed_risk is None
     assert "saw the same labels: no risk is guaranteed" in caplog.text
@@ -277,13 +277,13 @@ def test_thresholds_from_queries_of_the_fit_have_no_guarantee(world, new, caplog
     assert "300 of 300 queries were in the fit, labels included" in caplog.text
     assert fuse.threshold(risk=0.3).guaranteed_risk is None
     # labels that the fit never saw may be those of its queries
-    blind = Fuse(normalize=False).fit(dataclasses.replace(world, wrong=None))
+    blind = Fuse(normalize="none").fit(dataclasses.replace(world, wrong=None))
     assert blind.fit_threshold(world).threshold(risk=0.3).guaranteed_risk == 0.3
 
 
 def test_groups_have_their_own_method(world, new):
     groups = ["<b>", "other"] * 150
-    fuse = Fuse(normalize=False).fit(world, groups=groups)
+    fuse = Fuse(normalize="none").fit(world, groups=groups)
     assert isinstance(fuse.threshold(), fusevlm.thresholds.Threshold)
     each = fuse.group_thresholds(risk=0.35)
     decided = fuse.decide(new, risk=0.35, groups=["<b>"] * 80)
@@ -292,7 +292,7 @@ def test_groups_have_their_own_method(world, new):
     np.testing.assert_array_equal(decided.answer, fuse.score(new).u <= theta)
     assert "threshold of <b>" in repr(decided)
     assert "<b>" not in decided._repr_html_()
-    again = Fuse(normalize=False, threshold_share=0.0).fit(world, groups=groups)
+    again = Fuse(normalize="none", threshold_share=0.0).fit(world, groups=groups)
     promises = again.group_thresholds(risk=0.35).by_group.values()
     assert {t.guaranteed_risk for t in promises} == {None}
     with pytest.raises(InputError, match="groups has 3 entries; expected 80"):
@@ -341,17 +341,18 @@ def test_the_only_statistic_of_a_table(world):
 
 
 def test_a_fit_of_the_first_schema_is_read(tmp_path, world, new):
-    """Written as version 1 wrote it: ``uses_s`` and no hashes."""
+    """Written as version 1 wrote it: ``uses_s``, no hashes, options under their old names."""
     for with_s in (True, False):
         table = world if with_s else dataclasses.replace(world, prior={})
         fresh = new if with_s else dataclasses.replace(new, prior={})
-        fuse, folder = Fuse(normalize=False).fit(table), tmp_path / str(with_s)
+        fuse, folder = Fuse(normalize="none", alpha="tuned").fit(table), tmp_path / str(with_s)
         fuse.save(folder)
         head = json.loads((folder / "fuse.json").read_text())
         saved = head["content"]["fields"]
         for name in ("statistics", "input_widths", "labelled", "seen"):
             saved["model"]["fields"].pop(name)
         saved["model"]["fields"]["uses_s"] = with_s
+        saved["options"]["fields"] |= {"normalize": False, "alpha": "grid"}
         saved["threshold_data"]["fields"].pop("seen")
         (folder / "fuse.json").write_text(json.dumps({**head, "schema_version": 1}))
         again = Fuse.load(folder)

@@ -24,7 +24,7 @@ def held_out():
 
 @pytest.fixture(scope="module", params=["paper", "practical"])
 def fitted(request, world):
-    return Fuse(request.param, normalize=False).fit(world.samples, world.wrong, s=world.s)
+    return Fuse(request.param, normalize="none").fit(world.samples, world.wrong, s=world.s)
 
 
 def test_promised_columns_are_finite_arrays(fitted, held_out):
@@ -78,19 +78,28 @@ def test_order_of_samples_and_of_queries_does_not_matter(fitted, held_out):
     np.testing.assert_allclose(back, plain, rtol=1e-10)
 
 
-def test_paper_evidence_is_the_literal_formula(world, held_out):
+@pytest.mark.parametrize("normalize", ["before", "after", "none"])
+def test_paper_evidence_is_the_literal_formula(world, held_out, normalize):
     """Ṽ, a_w and τ² of one query typed out in linear algebra from the fitted Σ_r."""
-    fuse = Fuse("paper", normalize=True, shrinkage=0.3).fit(world.samples, world.wrong, s=world.s)
+
+    def directions(x):
+        return x / np.linalg.norm(x, axis=1, keepdims=True)
+
+    fuse = Fuse("paper", normalize=normalize, alpha=0.7, shrinkage=0.3)
+    fuse.fit(world.samples, world.wrong, s=world.s)
     rows = np.concatenate([q.embeddings for q in world.samples])
-    rows /= np.linalg.norm(rows, axis=1, keepdims=True)
+    rows = directions(rows) if normalize == "before" else rows
     S = np.cov(rows, rowvar=False, ddof=0)
     S /= np.trace(S) / 24
     Sigma = 0.7 * S + 0.3 * np.eye(24)
     q = held_out.samples[0]
-    R = q.embeddings / np.linalg.norm(q.embeddings, axis=1, keepdims=True) - rows.mean(axis=0)
+    own = directions(q.embeddings) if normalize == "before" else q.embeddings
+    values, vectors = np.linalg.eigh(Sigma)
+    R = (own - rows.mean(axis=0)) @ (vectors / np.sqrt(values)) @ vectors.T
+    R = directions(R) if normalize == "after" else R
     p = np.array([np.exp(np.mean(t)) for t in q.token_logprobs])
-    w = np.exp(2 * fuse.model.alpha * (1 - p))
-    G = R @ np.linalg.inv(Sigma) @ R.T
+    w = np.exp(2 * 0.7 * (1 - p))
+    G = R @ R.T
     W = np.diag(np.sqrt(w))
     V = np.linalg.slogdet(W @ (G + 1e-8 * np.trace(G) / 8 * np.eye(8)) @ W)[1]
     a0, v = wishart_moments(24, 8)
@@ -104,7 +113,7 @@ def test_paper_evidence_is_the_literal_formula(world, held_out):
 
 
 def test_practical_probability_is_the_tail_of_the_posterior(world, held_out):
-    fuse = Fuse(normalize=False).fit(world.samples, world.wrong, s=world.s)
+    fuse = Fuse(normalize="none").fit(world.samples, world.wrong, s=world.s)
     x = fuse.score(held_out.samples, s=held_out.s)
     p = fuse.predict_proba(held_out.samples, s=held_out.s)
     np.testing.assert_allclose(p, stats.norm.sf(fuse.model.vector.t, x.m_post, x.sigma_post))
@@ -115,7 +124,7 @@ def test_practical_probability_is_the_tail_of_the_posterior(world, held_out):
 @pytest.mark.parametrize("noise", ["jackknife", "split_half", "tempered", "ols"])
 @pytest.mark.parametrize("intercept", ["a0", "taylor", "exact", "fitted"])
 def test_every_scalar_variant_runs_and_ranks(world, held_out, noise, intercept):
-    fuse = Fuse("paper", normalize=False, noise=noise, intercept=intercept, alpha="spread")
+    fuse = Fuse("paper", normalize="none", noise=noise, intercept=intercept, alpha="spread")
     fuse.fit(world.samples[:150], world.wrong[:150], s=world.s[:150])
     x = fuse.score(held_out.samples, s=held_out.s)
     assert np.all(np.isfinite(x.u))
@@ -125,7 +134,7 @@ def test_every_scalar_variant_runs_and_ranks(world, held_out, noise, intercept):
 @pytest.mark.parametrize("whitening", ["exact", "low_rank", "pca", "none"])
 @pytest.mark.parametrize("center", ["global", "query", "none"])
 def test_every_geometry_runs(world, held_out, whitening, center):
-    fuse = Fuse(whitening=whitening, center=center, rank=5, alpha=0.5, normalize=False)
+    fuse = Fuse(whitening=whitening, center=center, rank=5, alpha=0.5, normalize="none")
     fuse.fit(world.samples, world.wrong, s=world.s)
     x = fuse.score(held_out.samples, s=held_out.s)
     assert np.all(np.isfinite(x.u))
@@ -133,7 +142,7 @@ def test_every_geometry_runs(world, held_out, whitening, center):
 
 
 def test_pca_with_more_samples_than_directions_uses_the_direction_scatter(world, held_out):
-    fuse = Fuse("paper", whitening="pca", rank=5, intercept="a0", normalize=False,
+    fuse = Fuse("paper", whitening="pca", rank=5, intercept="a0", normalize="none",
                 more_samples_than_features="d_scatter").fit(world.samples, s=world.s)  # fmt: skip
     x = fuse.score(held_out.samples, s=held_out.s)
     np.testing.assert_array_equal(x.slope, 5.0)
@@ -143,7 +152,7 @@ def test_pca_with_more_samples_than_directions_uses_the_direction_scatter(world,
 
 
 def test_fitted_intercept_centres_the_evidence(world):
-    fuse = Fuse("paper", intercept="fitted", normalize=False).fit(world.samples, s=world.s)
+    fuse = Fuse("paper", intercept="fitted", normalize="none").fit(world.samples, s=world.s)
     x = fuse.score(world.samples, s=world.s)
     assert np.mean((x.evidence - x.intercept) / x.slope) == pytest.approx(0.0, abs=1e-9)
 
@@ -164,19 +173,19 @@ def test_evidence_only_says_so(world, held_out, caplog):
     for preset in ("paper", "practical"):
         caplog.clear()
         with caplog.at_level(logging.WARNING):
-            fuse = Fuse(preset, normalize=False).fit(world.samples, world.wrong)
+            fuse = Fuse(preset, normalize="none").fit(world.samples, world.wrong)
         assert "rest on the evidence only" in caplog.text
         x = fuse.score(held_out.samples)
         assert np.all(np.isfinite(x.u))
         with pytest.raises(InputError, match="the prior was never calibrated"):
             fuse.score(held_out.samples, s=held_out.s)
-    paper = Fuse("paper", normalize=False).fit(world.samples).score(held_out.samples)
+    paper = Fuse("paper", normalize="none").fit(world.samples).score(held_out.samples)
     np.testing.assert_array_equal(paper.prior_weight, 0.0)
     np.testing.assert_allclose(paper.m_post, (paper.evidence - paper.intercept) / paper.slope)
 
 
 def test_s_can_be_left_out_of_single_scorings(world, held_out, caplog):
-    fuse = Fuse(normalize=False).fit(world.samples, world.wrong, s=world.s)
+    fuse = Fuse(normalize="none").fit(world.samples, world.wrong, s=world.s)
     with caplog.at_level(logging.WARNING):
         x = fuse.score(held_out.samples)
     assert "rest on the evidence only" in caplog.text
@@ -187,12 +196,12 @@ def test_s_can_be_left_out_of_single_scorings(world, held_out, caplog):
 def test_an_inert_prior_is_announced(caplog):
     world = simulate.queries(200, n_samples=20, d=64, seed=1)
     with caplog.at_level(logging.WARNING):
-        Fuse("paper", normalize=False).fit(world.samples, world.wrong, s=world.s)
+        Fuse("paper", normalize="none", alpha="median").fit(world.samples, world.wrong, s=world.s)
     assert "fusion is a no-op" in caplog.text
     assert "remainder |R_w| exceeds" in caplog.text
     caplog.clear()
     with caplog.at_level(logging.WARNING):
-        Fuse(normalize=False).fit(world.samples, world.wrong, s=world.s)
+        Fuse(normalize="none").fit(world.samples, world.wrong, s=world.s)
     assert "no-op" not in caplog.text
 
 
@@ -204,14 +213,14 @@ def test_a_prior_that_takes_over_is_announced(world, caplog):
         for q, s in zip(world.samples, world.s, strict=True)
     ]
     with caplog.at_level(logging.WARNING):
-        fuse = Fuse("paper", normalize=False, alpha=0.0, center="none").fit(lined, s=world.s)
+        fuse = Fuse("paper", normalize="none", alpha=0.0, center="none").fit(lined, s=world.s)
     assert "above 99 %" in caplog.text
     x = fuse.score(lined, s=world.s)
     np.testing.assert_allclose(x.m_post, x.m0)
 
 
 def test_drift_is_announced_and_marked(world, held_out, caplog):
-    fuse = Fuse(normalize=False).fit(world.samples, world.wrong, s=world.s)
+    fuse = Fuse(normalize="none").fit(world.samples, world.wrong, s=world.s)
     s = held_out.s.copy()
     s[0] = 40.0
     with caplog.at_level(logging.WARNING):
@@ -226,14 +235,14 @@ def test_drift_is_announced_and_marked(world, held_out, caplog):
 
 
 def test_label_free_fit_ranks_but_has_no_probability_or_threshold(world, held_out):
-    fuse = Fuse(normalize=False).fit(world.samples, s=world.s)
+    fuse = Fuse(normalize="none").fit(world.samples, s=world.s)
     x = fuse.score(held_out.samples, s=held_out.s)
     assert metrics.auroc(x.u, held_out.wrong) > 0.7
     with pytest.raises(NotFittedError, match="P\\(wrong\\) needs labels"):
         fuse.predict_proba(x)
     with pytest.raises(NotFittedError, match="a threshold needs labels"):
         fuse.decide(x)
-    told = Fuse(normalize=False, base_rate=0.3).fit(world.samples, s=world.s)
+    told = Fuse(normalize="none", base_rate=0.3).fit(world.samples, s=world.s)
     assert told.predict_proba(held_out.samples, s=held_out.s).mean() == pytest.approx(0.3, abs=0.1)
     fuse.fit_threshold(held_out.samples, held_out.wrong, s=held_out.s)
     assert fuse.decide(x, risk=0.3).coverage > 0
@@ -242,7 +251,7 @@ def test_label_free_fit_ranks_but_has_no_probability_or_threshold(world, held_ou
 def test_extra_evidence_enters_by_name(world, held_out):
     rng = np.random.default_rng(0)
     strong = world.wrong + 0.3 * rng.standard_normal(300)
-    fuse = Fuse(normalize=False).fit(
+    fuse = Fuse(normalize="none").fit(
         world.samples, world.wrong, s=world.s, extra={"semantic_entropy": strong}
     )
     new = held_out.wrong + 0.3 * rng.standard_normal(250)
@@ -272,7 +281,7 @@ def test_black_box_samples_work_with_what_they_have(world, caplog):
 
 @pytest.mark.parametrize("rule", ["learn_then_test", "clopper_pearson", "paper_bound", "empirical"])
 def test_decisions_follow_the_threshold(world, held_out, rule):
-    fuse = Fuse(normalize=False).fit(world.samples, world.wrong, s=world.s)
+    fuse = Fuse(normalize="none").fit(world.samples, world.wrong, s=world.s)
     x = fuse.score(held_out.samples, s=held_out.s)
     decided = fuse.decide(held_out.samples, s=held_out.s, risk=0.3, delta=0.1, rule=rule)
     np.testing.assert_array_equal(decided.answer, x.u <= decided.threshold.threshold)
@@ -282,10 +291,10 @@ def test_decisions_follow_the_threshold(world, held_out, rule):
 
 
 def test_practical_thresholds_never_see_the_tuning_queries(world):
-    fuse = Fuse(normalize=False).fit(world.samples, world.wrong, s=world.s)
+    fuse = Fuse(normalize="none").fit(world.samples, world.wrong, s=world.s)
     assert fuse.model.n_calibration == 150
     assert fuse.threshold().n_calibration == 150
-    paper = Fuse("paper", normalize=False).fit(world.samples, world.wrong, s=world.s)
+    paper = Fuse("paper", normalize="none").fit(world.samples, world.wrong, s=world.s)
     assert (paper.model.n_calibration, paper.threshold().n_calibration) == (300, 300)
 
 
@@ -293,7 +302,7 @@ def test_the_whole_pipeline_keeps_its_promise():
     """Fit once; many threshold sets; the risk on a large population exceeds 0.25 in ≤ δ."""
     fit = simulate.queries(400, n_samples=6, d=16, seed=10)
     population = simulate.queries(6000, n_samples=6, d=16, seed=11)
-    fuse = Fuse(normalize=False).fit(fit.samples, fit.wrong, s=fit.s)
+    fuse = Fuse(normalize="none").fit(fit.samples, fit.wrong, s=fit.s)
     u = fuse.score(population.samples, s=population.s).u
     rng = np.random.default_rng(0)
     missed, repetitions = 0, 1000
@@ -313,7 +322,7 @@ def test_the_whole_pipeline_keeps_its_promise():
 
 def test_thresholds_per_group(world, held_out):
     groups = np.where(np.arange(300) % 2, "number", "other")
-    fuse = Fuse(normalize=False, threshold_share=0.6)
+    fuse = Fuse(normalize="none", threshold_share=0.6)
     fuse.fit(world.samples, world.wrong, s=world.s, groups=groups)
     names = np.where(np.arange(250) % 2, "number", "other")
     decided = fuse.decide(held_out.samples, s=held_out.s, risk=0.4, groups=names)
@@ -321,7 +330,7 @@ def test_thresholds_per_group(world, held_out):
     assert decided.threshold.by_group["number"].delta == pytest.approx(0.05)
     with pytest.raises(InputError, match="groups has 2 entries"):
         fuse.fit(world.samples, world.wrong, s=world.s, groups=["a", "b"])
-    plain = Fuse(normalize=False).fit(world.samples, world.wrong, s=world.s)
+    plain = Fuse(normalize="none").fit(world.samples, world.wrong, s=world.s)
     with pytest.raises(NotFittedError, match="no groups"):
         plain.decide(held_out.samples, s=held_out.s, groups=names)
 
@@ -365,7 +374,7 @@ def test_saved_and_loaded_is_the_same(tmp_path, world, held_out, preset, options
 
 
 def test_foreign_and_damaged_folders_are_refused(tmp_path, world, monkeypatch):
-    fuse = Fuse(normalize=False).fit(world.samples, world.wrong, s=world.s)
+    fuse = Fuse(normalize="none").fit(world.samples, world.wrong, s=world.s)
     folder = tmp_path / "fit"
     with pytest.raises(ArtefactError, match="holds no complete"):
         Fuse.load(folder)
@@ -403,7 +412,7 @@ def test_foreign_and_damaged_folders_are_refused(tmp_path, world, monkeypatch):
 
 
 def test_an_interrupted_save_leaves_the_old_fit(tmp_path, world, monkeypatch):
-    fuse = Fuse(normalize=False).fit(world.samples, world.wrong, s=world.s)
+    fuse = Fuse(normalize="none").fit(world.samples, world.wrong, s=world.s)
     fuse.save(tmp_path / "fit")
 
     def full_disk(*_):
@@ -447,7 +456,7 @@ def test_options_are_checked_by_name_and_value():
 def test_simulation_is_the_papers_model():
     """Whitened with the true Σ_r, responses are N(0, e^u I): û is unbiased for u."""
     big = simulate.queries(2000, n_samples=10, d=40, seed=1)
-    fuse = Fuse("paper", normalize=False, alpha=0.0, intercept="fitted").fit(big.samples, s=big.s)
+    fuse = Fuse("paper", normalize="none", alpha=0.0, intercept="fitted").fit(big.samples, s=big.s)
     x = fuse.score(big.samples, s=big.s)
     u = big.columns["u"]
     gap = (x.evidence - x.intercept) / x.slope - (u - u.mean())

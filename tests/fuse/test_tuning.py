@@ -5,6 +5,7 @@ import pytest
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import log_loss, roc_auc_score
 
+from fusevlm.errors import InputError
 from fusevlm.fuse.prior import Prior, fit_prior
 from fusevlm.fuse.tuning import (
     choose_temperature,
@@ -86,5 +87,55 @@ def test_global_tuning_reaches_the_best_linear_score(world):
     # and the tuned constants reproduce it through the ordinary posterior
     m0 = found.prior.mean(s, len(s))
     fused = posterior(m0, found.prior.sigma0, V, a, n, tau2 * found.temperature)
-    assert log_loss(wrong, found.predict_proba(fused.m)) == pytest.approx(found.nll, abs=1e-6)
+    assert log_loss(wrong, found.link(fused.m)) == pytest.approx(found.nll, abs=1e-6)
     assert isinstance(found.prior, Prior)
+
+
+def tuned_on(world):
+    s, V, a, n, tau2, wrong = world
+    found = global_tuning(fit_prior(s, V, a, n, tau2), s, V, a, n, tau2, wrong)
+    m0 = found.prior.mean(s, len(s))
+    return found, posterior(m0, found.prior.sigma0, V, a, n, tau2 * found.temperature).m
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_global_tuning_keeps_the_prior_where_evidence_points_the_wrong_way(seed):
+    """Descent in all four numbers at once fell to link slope 0 here: one score for all queries."""
+    rng = np.random.default_rng(seed)
+    s, hidden = rng.standard_normal((2, 500))
+    wrong = 0.5 * s - hidden + rng.standard_normal(500) > 0.7
+    n, u_hat = np.full(500, 20.0), 0.1 * hidden - 10.0
+    found, m = tuned_on((s, 3.0 + n * u_hat, np.full(500, 3.0), n, np.full(500, 0.5), wrong))
+    assert len(np.unique(m)) == 500
+    reference = LogisticRegression(C=np.inf, tol=1e-10).fit(s[:, None], wrong)
+    best = log_loss(wrong, reference.predict_proba(s[:, None])[:, 1])
+    assert found.nll == pytest.approx(best, abs=1e-4)  # the constrained optimum: the prior alone
+    assert roc_auc_score(wrong, m) == pytest.approx(roc_auc_score(wrong, s), abs=1e-9)
+
+
+def test_global_tuning_of_mixed_noise_is_no_worse_than_any_temperature():
+    """Where noise differs between queries T matters: no T of a fine grid does better."""
+    rng = np.random.default_rng(5)
+    s, hidden = rng.standard_normal((2, 800))
+    tau2 = np.where(np.arange(800) % 2, 0.5, 200.0)
+    n = np.full(800, 20.0)
+    u_hat = hidden + np.sqrt(tau2) / n * rng.standard_normal(800)
+    wrong = 0.4 * s + 1.5 * hidden + rng.standard_normal(800) > 0.5
+    world = (s, 3.0 + n * u_hat, np.full(800, 3.0), n, tau2, wrong)
+    found, _ = tuned_on(world)
+    sigma0 = found.prior.sigma0
+    for log_t in np.linspace(-8, 14, 45):
+        w = 1 / (1 + sigma0**2 * n**2 / (tau2 * np.exp(log_t)))
+        X = np.column_stack([w * s, (1 - w) * (u_hat - u_hat.mean())])
+        X = X / X.std(axis=0)
+        free = LogisticRegression(C=np.inf, tol=1e-10).fit(X, wrong)
+        assert found.nll <= log_loss(wrong, free.predict_proba(X)[:, 1]) + 1e-5
+
+
+def test_global_tuning_of_nothing_is_refused():
+    rng = np.random.default_rng(6)
+    hidden = rng.standard_normal(200)
+    n = np.full(200, 20.0)
+    with pytest.raises(InputError, match="finds nothing to rank by"):
+        tuned_on((np.ones(200), 3.0 + n * hidden, np.full(200, 3.0), n, np.full(200, 0.5),
+                  hidden < 0.2))  # fmt: skip

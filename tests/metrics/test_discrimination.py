@@ -10,7 +10,7 @@ import sklearn.metrics
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fusevlm.metrics import auroc, roc_curve, tpr_at_fpr, tpr_at_fpr_nearest
+from fusevlm.metrics import auroc, roc_curve, tpr_at_fpr, tpr_at_fpr_nearest, tpr_at_fpr_right
 
 unhurried = settings(deadline=None, max_examples=60)
 
@@ -183,3 +183,26 @@ def test_auroc_of_the_binormal_model_approaches_its_closed_form():
     wrong = np.arange(200_000) % 2
     truth = 0.5 * (1.0 + math.erf(1.0 / 2.0))  # Phi(d / sqrt 2) at d = 1
     assert auroc(rng.normal(size=wrong.size) + wrong, wrong) == pytest.approx(truth, abs=0.005)
+
+
+@unhurried
+@given(tied_rows, rates)
+def test_tpr_with_right_answers_positive_is_that_of_sklearn_with_flipped_labels(rows, fpr):
+    """scikit-learn's ROC of "right", scored by −u, read off at the wanted FPR."""
+    u, wrong = columns(rows)
+    x, y, _ = sklearn.metrics.roc_curve(1 - wrong, -u, drop_intermediate=False)
+    top = {f: y[x == f].max() for f in np.unique(x)}  # on a vertical segment its top
+    expected = top.get(fpr, np.interp(fpr, x, y))
+    left = max(f for f in top if f <= fpr)
+    after = [f for f in top if f > fpr]
+    if after and fpr not in top:
+        low = y[x == min(after)].min()
+        expected = top[left] + (low - top[left]) * (fpr - left) / (min(after) - left)
+    assert tpr_at_fpr_right(u, wrong, fpr) == pytest.approx(expected, abs=1e-12)
+
+
+def test_the_two_classes_have_other_tprs():
+    """Nine right answers, one of which looks worst of all, and one wrong one before it."""
+    u, wrong = np.r_[np.arange(8.0), 20.0, 9.0], np.r_[np.zeros(9), 1]
+    assert tpr_at_fpr(u, wrong, 0.05) == 0.0  # the first flag is a false one
+    assert tpr_at_fpr_right(u, wrong, 0.05) == pytest.approx(8 / 9)  # eight are accepted before

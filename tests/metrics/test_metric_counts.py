@@ -15,6 +15,7 @@ unhurried = settings(deadline=None, max_examples=40)
 OPTIONS = {
     "tpr_at_fpr": [{"fpr": 0.0}, {"fpr": 0.1}, {"fpr": 0.37}, {"fpr": 1.0}],
     "tpr_at_fpr_nearest": [{"fpr": 0.0}, {"fpr": 0.1}, {"fpr": 0.37}, {"fpr": 1.0}],
+    "tpr_at_fpr_right": [{"fpr": 0.0}, {"fpr": 0.1}, {"fpr": 0.37}, {"fpr": 1.0}],
     "ece": [{}, {"n_bins": 4}],
     "ece_folded": [{}, {"n_bins": 4}],
     "pearson_calibration": [{}, {"n_bins": 4}],

@@ -17,6 +17,9 @@ OF_U = [
     "tpr_at_fpr_0.1",
     "tpr_at_fpr_0.05",
     "tpr_at_fpr_0.01",
+    "tpr_right_at_fpr_0.1",
+    "tpr_right_at_fpr_0.05",
+    "tpr_right_at_fpr_0.01",
     "pearson_calibration",
     "spearman_calibration",
     "aurac",
@@ -49,7 +52,8 @@ def test_each_entry_is_the_bootstrap_of_that_metric(rows):
     for name in OF_U:
         metric, _, fpr = name.partition("_fpr_")
         if fpr:
-            expected = bootstrap("tpr_at_fpr", u, wrong, fpr=float(fpr), **settings)
+            of = "tpr_at_fpr_right" if "right" in metric else "tpr_at_fpr"
+            expected = bootstrap(of, u, wrong, fpr=float(fpr), **settings)
         else:
             expected = bootstrap(metric, u, wrong, **settings)
         assert entries[name] == expected

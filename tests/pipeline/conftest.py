@@ -97,7 +97,7 @@ TREE = {
         "severity": "severity",
         "corruption": "corruption",
     },
-    "report": {"examples": 5},
+    "report": {"examples": 5, "pdf": False},
 }
 
 

@@ -73,6 +73,65 @@ def test_every_place_compares_all_baselines_and_the_rows_of_fuse(config):
     assert {place.calibrate.seed for place in bench.places.values()} == {7}
 
 
+ROWS = (
+    TOML
+    + """
+[[bench.row]]
+name = "mine"
+preset = "paper"
+options = {jitter = 1e-4}
+[[bench.sweep]]
+option = "z"
+values = [0, 1.5]
+[[calibrate.row]]
+name = "shared"
+"""
+)
+
+
+def test_rows_and_sweeps_are_compared_in_every_place(config):
+    bench = read_bench(config(ROWS.replace("[2, 5]", '[2, 5]\ncurves = ["mine", "g_nll"]')))
+    for place in bench.places.values():
+        names = place.calibrate.names()
+        assert names[-4:] == ("shared", "mine", "practical_z_0", "practical_z_1.5")
+        assert set(names[:-4]) == set(place.calibrate.methods)
+    assert bench.curves.methods == ("mine", "g_nll")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("{jitter", "{jiter", "big: row 'mine': unknown option 'jiter'. Did you mean 'jitter'"),
+        ("= 1e-4}", "= -1}", "row 'mine': jitter is -1; expected"),
+        ('preset = "paper"', 'preset = "papre"', "'papre' is not known. Did you mean 'paper'"),
+        ('preset = "paper"', 'prset = "paper"', r"\[\[bench.row\]\] has no key 'prset'"),
+        ('name = "mine"', 'name = "umpire"', "'umpire' has the name of another method"),
+        ('name = "mine"', 'name = "shared"', "two rows are called 'shared'"),
+        ('name = "mine"', "", r"\[\[bench.row\]\] has no name"),
+        ('option = "z"', 'option = "zz"', "row 'practical_zz_0': unknown option 'zz'"),
+        ("[0, 1.5]", '["steep"]', "row 'practical_z_steep': z is 'steep'; expected"),
+        ("[0, 1.5]", "[]", r"bench.sweep.values is \[\]; expected a list with at least"),
+        ("[[bench.row]]", "[[bench.rov]]", "has no key 'rov'. Did you mean 'row'"),
+        ("[2, 5]", '[2, 5]\ncurves = ["mien"]', "method 'mien' is not known. Did you mean 'mine'"),
+        ('"exact_match"', '"exact_match@0.5"', "exact_match is 0 or 1 and takes no level"),
+        ("[sample]", "[calibrate]\nquantile = 1.5\n[sample]", "calibrate.quantile is 1.5; exp"),
+        ('option = "z"\nvalues = [0, 1.5]', 'option = "layer"\nvalues = ["first"]',
+         "layer is 'first', which sample.layers does not keep: last, middle"),
+    ],
+)  # fmt: skip
+def test_rows_that_cannot_be_are_named_before_anything_runs(config, old, new, message):
+    assert old in ROWS
+    with pytest.raises(InputError, match=message):
+        read_bench(config(ROWS.replace(old, new, 1)))
+
+
+def test_a_curve_is_drawn_from_the_layer_of_the_scores(config):
+    text = ROWS.replace('name = "mine"', 'name = "mine"\nlayer = "middle"')
+    assert read_bench(config(text))
+    with pytest.raises(InputError, match=r"bench\.curves: 'mine' reads the layer 'middle'"):
+        read_bench(config(text.replace("[2, 5]", '[2, 5]\ncurves = ["mine"]')))
+
+
 def test_a_limit_is_that_of_every_place(config):
     bench = read_bench(config(TOML), limit=20)
     assert {(p.data.n_calibration, p.data.n_test) for p in bench.places.values()} == {(20, 20)}

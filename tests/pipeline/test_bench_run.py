@@ -2,19 +2,21 @@
 
 import dataclasses
 import json
+import re
 
 import numpy as np
 import pytest
 from tests.pipeline.conftest import TREE, make_run
 from tests.pipeline.tiny_models import BENCH, save_queries
+from tests.render.test_latex import check_structure
 
 from fusevlm.cli import main
 from fusevlm.data.tables import read_queries
-from fusevlm.errors import ArtefactError
+from fusevlm.errors import ArtefactError, InputError
 from fusevlm.models.protocol import Decoding
 from fusevlm.pipeline import bench as bench_run
 from fusevlm.pipeline import calibrate, evaluate
-from fusevlm.pipeline.bench import Bench, Curves, run_bench, slug
+from fusevlm.pipeline.bench import Bench, Curves, read_bench, run_bench, slug
 from fusevlm.pipeline.evaluate import read_results
 from fusevlm.pipeline.run import states
 from fusevlm.render import tables
@@ -42,8 +44,14 @@ def test_all_forms_are_written(done):
     names = {path.name for path in out.iterdir() if path.is_file()}
     assert names == {
         "results.json", "results.md", "results.csv", "results.tex", "here-samples.svg",
-        "here-criteria.svg",
+        "here-samples.pdf", "here-criteria.svg", "here-criteria.pdf", "here-samples-criteria.svg",
+        "here-samples-criteria.pdf",
     }  # fmt: skip
+    index = re.findall(r"^- \[(.+?)\]\(\1\)$", (out / "results.md").read_text(), re.MULTILINE)
+    assert {name for name in names if name.endswith((".svg", ".pdf"))} <= set(index)
+    assert "here/report/qualitative.svg" in index
+    assert all((out / name).is_file() for name in index)
+    check_structure((out / "results.tex").read_text())
     tree = json.loads((out / "results.json").read_text())
     assert [row["name"] for row in tree["rows"]] == METHODS
     assert "<svg" in (out / "here-criteria.svg").read_text()
@@ -130,6 +138,14 @@ def test_other_rows_are_another_comparison(done):
         run_bench(dataclasses.replace(bench, places={"here": other}), out)
 
 
+@pytest.mark.parametrize("setting", ["method='g_nl'", "beside=['g_nl']"])
+def test_a_method_to_draw_that_is_not_compared_is_refused(home, setting):
+    with pytest.raises(
+        InputError, match=r"report\.\w+: .*'g_nl' is not known. Did you mean 'g_nll'"
+    ):
+        read_bench(home / "bench.toml", [f"report.{setting}"])
+
+
 def test_folder_names():
     assert slug("OK-VQA, big/model") == "OK-VQA__big_model"
 
@@ -182,8 +198,7 @@ def cells(path, metric):
 def test_two_places_are_two_runs(home, bench_words, capsys):
     assert main(bench_words) == 0
     captured = capsys.readouterr()
-    # all stages but the report, twice, and the one adapter of both
-    assert captured.err.count("done before") == 16 + 2
+    assert captured.err.count("done before") == 18 + 2  # all stages, twice, and their one adapter
     assert "\r" not in captured.err
     said = [line for line in captured.err.splitlines() if line.startswith("==")]
     (shared,) = (home / "out").glob("adapter-*")
@@ -264,16 +279,16 @@ def test_a_place_is_an_ordinary_run(home, bench_words, capsys):
     capsys.readouterr()
     assert main(["report", str(run)]) == 0
     captured = capsys.readouterr()
-    assert captured.err.count("done before") == 8
+    assert captured.err.count("done before") == 9
     assert captured.out == f"page: {run / 'report' / 'index.html'}\n"
     assert "<h2>Methods</h2>" in (run / "report" / "index.html").read_text()
     assert main(["ls", str(home / "out")]) == 0
     listed = capsys.readouterr().out.splitlines()[1:]
-    done = ["done to train", "all done", "done to evaluate"]
+    done = ["done to train", "all done", "all done"]
     assert [word in line for word, line in zip(done, listed, strict=True)] == [True] * 3
     second = home / "out" / "second__half"
     found = states(second, read_run(second))
-    assert [name for name, state in found.items() if state.kind != "fresh"] == ["report"]
+    assert {state.kind for state in found.values()} == {"fresh"}
 
 
 def test_an_interrupted_bench_says_how_to_go_on(home, bench_words, capsys, monkeypatch):

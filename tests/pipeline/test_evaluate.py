@@ -235,12 +235,12 @@ def test_the_papers_guarantee_comes_from_queries_kept_apart(finished):
     root, config, _ = finished
     method = load_method(root / "calibrate" / "paper")
     assert method.fuse.model.n_calibration == 120  # the paper's own way: all for everything
-    assert method.apart.model.n_calibration == 60
+    assert method.apart.fuse.model.n_calibration == 60
     assert method.thresholds(0.2, 0.1)[GUARANTEED].n_calibration == 60
     whole, _ = read_scored(root, config, states={"embeddings"})
     queries = whole.take(whole.test)
     applied = method.apply(queries)
-    own, apart = (f.score(queries).u for f in (method.fuse, method.apart))
+    own, apart = (f.score(queries).u for f in (method.fuse, method.apart.fuse))
     theta = method.thresholds(0.2, 0.1)[EMPIRICAL]
     at = float(np.median(np.r_[own, apart]))
     for rule, u in {EMPIRICAL: own, GUARANTEED: apart}.items():
@@ -252,7 +252,7 @@ def test_the_papers_guarantee_comes_from_queries_kept_apart(finished):
 
 def test_unknown_methods_are_refused_with_a_suggestion():
     with pytest.raises(InputError, match="Did you mean 'umpire'"):
-        check_methods(["umpyre"])
+        check_methods(CalibrateConfig(methods=("umpyre",)))
 
 
 def test_scores_hold_no_labels(finished):

@@ -1,19 +1,22 @@
 """Every row of FUSE, fitted and applied by the one engine."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from scipy.stats import rankdata
+from sklearn.linear_model import LogisticRegression
+from sklearn.preprocessing import MinMaxScaler
 
 from fusevlm import metrics, simulate
-from fusevlm.config import CalibrateConfig
+from fusevlm.config import CalibrateConfig, EvaluateConfig, RowConfig, SweepConfig, make_config
 from fusevlm.errors import InputError
+from fusevlm.pipeline.measure import measure, outcome_of
 from fusevlm.pipeline.methods import (
-    COVERAGE,
     EMPIRICAL,
     GUARANTEED,
     METHODS,
-    Method,
-    _read_out,
+    check_methods,
     find_method,
     fit_method,
     load_method,
@@ -24,10 +27,15 @@ QUICK = [name for name in METHODS if "jitter" not in name and "split_half" not i
 CONFIG = CalibrateConfig()
 
 
+def own(**row):
+    """A [calibrate] with one row of its own."""
+    return CalibrateConfig(row=(RowConfig(**row),))
+
+
 @pytest.fixture(scope="module")
 def splits():
-    world = simulate.queries(500, n_samples=8, d=32, seed=3)
-    return world.take(np.arange(200)), world.take(np.arange(200, 500))
+    world = simulate.queries(320, n_samples=6, d=24, seed=3)
+    return world.take(np.arange(120)), world.take(np.arange(120, 320))
 
 
 @pytest.fixture(scope="module")
@@ -74,8 +82,6 @@ def test_prior_only_ranks_by_s_alone(applied, splits):
 
 
 def test_evidence_only_is_blind_to_s(applied, splits):
-    from dataclasses import replace
-
     known, new = (replace(x, prior={"s": np.cos(np.arange(len(x)))}) for x in splits)
     for name in ("paper_evidence", "evidence-only"):
         again = fit_method(name, known, CONFIG).apply(new)
@@ -83,19 +89,21 @@ def test_evidence_only_is_blind_to_s(applied, splits):
 
 
 def test_the_quantile_rule_answers_its_share(fitted, splits):
-    method = fitted["paper_quantile"]
-    (theta,) = method.thresholds(0.2, 0.1).values()
-    assert np.mean(method.values.held <= theta.threshold) == pytest.approx(COVERAGE, abs=0.01)
+    for share in (0.8, 0.35):
+        method = fit_method("paper_quantile", splits[0], replace(CONFIG, quantile=share))
+        (theta,) = method.thresholds(0.2, 0.1).values()
+        assert len(method.values.held) == 120  # the paper uses all queries for everything
+        assert np.mean(method.values.held <= theta.threshold) == pytest.approx(share, abs=0.01)
 
 
 def test_only_fits_that_kept_queries_apart_promise_anything(fitted):
     for name, method in fitted.items():
         promised = method.thresholds(0.2, 0.1).get(GUARANTEED)
-        apart = METHODS[name].preset == "practical" or name in ("paper", "paper_evidence")
-        quantile = METHODS[name].readout == "quantile"
-        assert (promised is not None) == (apart and not quantile), name
+        row = METHODS[name]
+        promises = row.preset == "practical" or row.group != "Sensitivity"
+        assert (promised is not None) == (promises and row.readout != "quantile"), name
         if promised is not None:
-            assert promised.n_calibration == 100
+            assert promised.n_calibration == 60
         assert EMPIRICAL in method.thresholds(0.2, 0.1)
 
 
@@ -110,9 +118,7 @@ def test_every_row_is_the_same_after_saving(fitted, applied, splits, tmp_path):
 
 def test_global_tuning_beats_the_logistic_readout_on_what_it_saw(fitted, splits):
     """Labels buy likelihood: its cross-entropy on the tuning queries is below the other's."""
-    known = splits[0]
-    order = np.random.default_rng(CONFIG.seed).permutation(len(known))
-    tune = known.take(np.sort(order[100:]))
+    tune = splits[0]
 
     def cross_entropy(name):
         p = np.clip(fitted[name].apply(tune).p_wrong, 1e-12, 1 - 1e-12)
@@ -122,37 +128,211 @@ def test_global_tuning_beats_the_logistic_readout_on_what_it_saw(fitted, splits)
 
 
 def test_global_tuning_belongs_to_the_scalar_fusion(splits, fitted):
-    row = Method("x", "x", "Ablations", "practical", readout="global")
-    with pytest.raises(InputError, match="scalar"):
-        _read_out(row, fitted["practical"].fuse, splits[0], CONFIG)
+    with pytest.raises(InputError, match="needs scalar fusion"):
+        check_methods(own(name="x", readout="global"))
 
 
 def test_only_forms_of_fuse_need_hidden_states():
-    assert needs_of_methods(["g_nll", "umpire"]) == set()  # columns are computed already
-    assert needs_of_methods(["g_nll", "practical"]) == {"embeddings"}
+    columns = [find_method(name) for name in ("g_nll", "umpire")]
+    assert needs_of_methods(columns) == set()  # columns are computed already
+    assert needs_of_methods([*columns, find_method("practical")]) == {"embeddings"}
     with pytest.raises(InputError, match="Did you mean 'practical'"):
         find_method("practicall")
 
 
-def test_calibrate_changes_what_it_should(splits):
-    """Seed, share and kind of probability reach every method."""
-    known, new = splits
-    world = known.columns | {"g_nll": np.array([-np.sum(q.answer_logprobs) for q in known.samples])}
-    from dataclasses import replace
+@pytest.fixture(scope="module")
+def scored(splits):
+    """Both splits with the column of a baseline."""
 
-    known = replace(known, columns=world)
-    nll = {"g_nll": np.array([-np.sum(q.answer_logprobs) for q in new.samples])}
-    new = replace(new, columns=new.columns | nll)
-    for name in ("g_nll", "practical", "prior-only", "paper"):
-        base = fit_method(name, known, CONFIG)
-        other = fit_method(name, known, replace(CONFIG, seed=5))
-        if name == "paper":
-            assert not np.array_equal(base.apart.model.u, other.apart.model.u)
-        else:
-            assert base.thresholds(0.3, 0.1) != other.thresholds(0.3, 0.1), name
-        smaller = fit_method(name, known, replace(CONFIG, threshold_share=0.25))
-        assert smaller.thresholds(0.3, 0.1)[GUARANTEED].n_calibration == 50, name
-    isotonic = replace(CONFIG, probability="isotonic")
-    for name in ("g_nll", "prior-only"):
-        p = [fit_method(name, known, c).apply(new).p_wrong for c in (CONFIG, isotonic)]
-        assert not np.array_equal(*p)
+    def with_column(queries):
+        nll = np.array([-np.sum(q.answer_logprobs) for q in queries.samples])
+        units = [str(k) for k in range(len(queries))]
+        return replace(queries, columns={**queries.columns, "g_nll": nll}, units=units)
+
+    return tuple(with_column(queries) for queries in splits)
+
+
+def figures(name, scored, config):
+    """The row of a method: every estimate, and its thresholds."""
+    method = fit_method(name, scored[0], config)
+    evaluate = EvaluateConfig(bootstrap=2, risk=0.6)
+    outcome = outcome_of(method, scored[1], evaluate)
+    (whole,) = measure({name: outcome}, scored[1], evaluate)
+    row = {k: v and v["estimate"] for k, v in whole["methods"][name].items()}
+    return row | {f"theta_{k}": v.threshold for k, v in outcome.thresholds.items()}
+
+
+RANKS = {"auroc", "tpr_at_fpr_0.1", "tpr_right_at_fpr_0.1", "spearman_calibration", "aurac"}
+MAPPED = {"ece", "ece_platt", "ece_min_max"}
+GUARANTEE = {"coverage_guaranteed", "risk_guaranteed", "theta_guaranteed"}
+EMPIRICALLY = {"coverage_empirical", "risk_empirical", "theta_empirical"}
+WATCHED = RANKS | MAPPED | GUARANTEE | EMPIRICALLY
+NOTHING = set()
+# what a key of [calibrate] may move in each kind of method, and must move some of
+SPLIT = {
+    "g_nll": MAPPED | GUARANTEE | EMPIRICALLY,
+    "practical": WATCHED,
+    "prior-only": WATCHED,
+    "practical_quantile": WATCHED - GUARANTEE,
+    "paper": GUARANTEE,
+    "paper_prior": GUARANTEE,
+    "paper_logistic": GUARANTEE,
+    "paper_global": GUARANTEE,
+    "paper_ols": GUARANTEE,
+    "paper_quantile": NOTHING,
+    "paper_intercept_a0": NOTHING,
+}
+OWN_P = ("practical", "paper_logistic", "paper_global")  # these have a P(wrong) of their own
+KEYS = {
+    "threshold_share": (0.25, SPLIT),
+    "seed": (5, SPLIT),
+    "probability": ("isotonic", {n: NOTHING if n in OWN_P else {"ece"} for n in SPLIT}),
+    "quantile": (0.4, {n: EMPIRICALLY if "quantile" in n else NOTHING for n in SPLIT}),
+}
+
+
+@pytest.fixture(scope="module")
+def usual(scored):
+    return {name: figures(name, scored, CONFIG) for name in SPLIT}
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_calibrate_changes_every_cell_that_it_should_and_no_other(key, scored, usual):
+    value, table = KEYS[key]
+    assert getattr(CONFIG, key) != value
+    for name, may in table.items():
+        now = figures(name, scored, replace(CONFIG, **{key: value}))
+        moved = {cell for cell in WATCHED if now.get(cell) != usual[name].get(cell)}
+        assert moved <= may, f"{key} moved {moved - may} of {name}"
+        assert bool(moved) == bool(may), f"{key} moved nothing of {name}"
+
+
+@pytest.mark.parametrize("name", ["g_nll", "practical", "paper", "paper_global"])
+def test_both_ways_to_p_wrong_are_those_of_scikit_learn(name, scored, usual):
+    """Platt is a logistic regression on tuning scores; min–max their range, clipped."""
+    known, new = scored
+    found = fit_method(name, known, CONFIG)
+    if name == "g_nll":
+        tune = np.isin(known.columns["g_nll"], found.values.tuning)
+    elif name == "practical":
+        tune = np.sort(np.random.default_rng(0).permutation(120)[60:])
+    else:
+        tune = np.arange(120)
+    u, wrong = found.apply(known).u[tune][:, None], known.wrong[tune]
+    applied = found.apply(new)
+    # Platt's smoothed targets: each query counts as wrong by its target and as right by the rest
+    target = np.where(wrong, (wrong.sum() + 1) / (wrong.sum() + 2), 1 / ((~wrong).sum() + 2))
+    both = np.r_[np.ones(len(u)), np.zeros(len(u))]
+    line = LogisticRegression(C=np.inf, tol=1e-10).fit(
+        np.r_[u, u] - u.mean(), both, sample_weight=np.r_[target, 1 - target]
+    )
+    expected = line.predict_proba(applied.u[:, None] - u.mean())[:, 1]
+    np.testing.assert_allclose(applied.p_platt, expected, atol=1e-3)
+    scaler = MinMaxScaler(clip=True).fit(u)
+    np.testing.assert_allclose(applied.p_min_max, scaler.transform(applied.u[:, None])[:, 0])
+    assert usual[name]["ece_min_max"] == metrics.ece(applied.p_min_max, new.wrong)
+    assert usual[name]["ece_platt"] == metrics.ece(applied.p_platt, new.wrong)
+    if name in ("g_nll", "paper"):  # calibrate.probability is platt: the same map
+        np.testing.assert_allclose(applied.p_wrong, applied.p_platt, rtol=1e-12)
+    else:
+        assert not np.allclose(applied.p_wrong, applied.p_platt)
+
+
+def test_scores_that_are_one_number_have_no_min_max(scored):
+    known, new = (replace(q, columns={**q.columns, "distinct": np.ones(len(q))}) for q in scored)
+    assert fit_method("distinct", known, CONFIG).apply(new).p_min_max is None
+    assert figures("distinct", (known, new), CONFIG)["ece_min_max"] is None
+
+
+def test_rows_of_ones_own(scored):
+    """A row is the preset with its options, whichever way it is named."""
+    known, new = scored
+    fitted = {}
+    for name, row in {
+        "mine": {"preset": "paper", "options": {"alpha": 0.0}},
+        "few": {"preset": "practical", "options": {"threshold_share": 0.1}},
+        "alone": {"preset": "paper", "uses": "evidence"},
+        "middling": {"preset": "paper", "readout": "quantile", "quantile": 0.3},
+        "platt": {"preset": "practical", "options": {"probability": "platt"}},
+    }.items():
+        fitted[name] = fit_method(name, known, own(name=name, **row))
+    usual = {n: fit_method(n, known, CONFIG) for n in ("paper_unweighted", "paper_evidence",
+                                                       "practical")}  # fmt: skip
+    for name, same in {"mine": "paper_unweighted", "alone": "paper_evidence"}.items():
+        np.testing.assert_array_equal(fitted[name].apply(new).u, usual[same].apply(new).u)
+        assert fitted[name].thresholds(0.3, 0.1) == usual[same].thresholds(0.3, 0.1)
+    assert fitted["few"].thresholds(0.3, 0.1)[GUARANTEED].n_calibration == 12  # the row wins
+    (theta,) = fitted["middling"].thresholds(0.3, 0.1).values()
+    assert np.mean(fitted["middling"].values.held <= theta.threshold) == pytest.approx(0.3)
+    one, other = fitted["platt"].apply(new), usual["practical"].apply(new)
+    np.testing.assert_array_equal(one.u, other.u)
+    np.testing.assert_allclose(one.p_wrong, other.p_platt, rtol=1e-12)
+
+
+def test_a_sweep_is_a_row_for_each_value():
+    sweep = SweepConfig("jitter", (1e-4, 1e-2), preset="paper", options={"alpha": 0.5})
+    z = SweepConfig("z", (0, 2.5), name="shift")
+    layer = SweepConfig("layer", ("last", "middle"))
+    config = CalibrateConfig(methods=("paper",), sweep=(sweep, z, layer))
+    assert config.names() == (
+        "paper", "paper_jitter_0.0001", "paper_jitter_0.01", "shift_z_0", "shift_z_2.5",
+        "practical_layer_last", "practical_layer_middle",
+    )  # fmt: skip
+    with pytest.raises(InputError, match=r"'paper_jitter_0\.0001' has the name of"):
+        check_methods(config)  # the bench has these jitters already
+    config = replace(config, sweep=(replace(sweep, name="half"), z, layer))
+    found = [find_method(name, config) for name in config.names()[1:]]
+    assert [dict(m.options) for m in found[:3]] == [
+        {"alpha": 0.5, "jitter": 1e-4}, {"alpha": 0.5, "jitter": 1e-2}, {"z": 0},
+    ]  # fmt: skip
+    assert [(m.layer, m.preset) for m in found[4:]] == [("last", "practical"),
+                                                        ("middle", "practical")]  # fmt: skip
+    assert found[0].title == "jitter 0.0001 (half)"
+    assert "alpha = 0.5" in found[0].note
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"name": "x", "options": {"jiter": 1.0}}, "row 'x': unknown option 'jiter'. Did you mean"),
+        ({"name": "x", "options": {"jitter": -1.0}}, "row 'x': jitter is -1.0; expected"),
+        ({"name": "x", "preset": "papr"}, "row 'x': preset 'papr' is not known. Did you mean"),
+        ({"name": "umpire"}, "row 'umpire' has the name of another method"),
+        ({"name": "paper"}, "row 'paper' has the name of another method"),
+    ],
+)
+def test_rows_that_cannot_be_are_refused(row, message):
+    with pytest.raises(InputError, match=message):
+        check_methods(own(**row))
+
+
+@pytest.mark.parametrize(
+    ("tree", "message"),
+    [
+        ({"row": [{"preset": "paper"}]}, r"\[\[calibrate.row\]\] has no name"),
+        ({"row": [{"name": "x", "opions": {}}]}, "has no key 'opions'. Did you mean 'options'"),
+        (
+            {"row": [{"name": "x", "options": 3}]},
+            "calibrate.row.options is 3; expected a table",
+        ),
+        ({"row": [{"name": "x", "uses": "prior"}]}, "row 'x': uses is 'prior'; expected one of"),
+        ({"row": [{"name": "x", "readout": "n"}]}, "row 'x': readout is 'n'; expected one of"),
+        ({"row": [{"name": "../x"}]}, "row '../x': a name is letters"),
+        ({"row": [{"name": "x"}, {"name": "x"}]}, "two rows are called 'x'"),
+        ({"row": [{"name": "x", "layer": "first"}]}, "layer is 'first', which sample.layers"),
+        ({"row": [{"name": "x", "quantile": 1.0, "readout": "quantile"}]}, "quantile is 1.0; exp"),
+        ({"row": [{"name": "x", "quantile": 0.5}]}, "quantile belongs to readout = 'quantile'"),
+        ({"row": {"name": "x"}}, r"expected tables \[\[calibrate.row\]\]"),
+        ({"sweep": [{"option": "z", "values": []}]}, "expected a list with at least one value"),
+        ({"sweep": [{"option": "z", "values": 2}]}, "values is 2; expected a list"),
+        ({"sweep": [{"option": "z", "values": [1, 1]}]}, "two rows are called 'practical_z_1'"),
+        ({"sweep": [{"values": [1]}]}, r"\[\[calibrate.sweep\]\] has no option"),
+        ({"sweep": [{"option": "quantile", "values": [0]}]}, "0 is not a number above 0 and below"),
+        ({"sweep": [{"option": "layer", "values": [3]}]}, "layer is 3, which sample.layers does"),
+        ({"quantile": 1.0}, "calibrate.quantile is 1.0; expected a number above 0 and below 1"),
+        ({"quantile": 0}, "calibrate.quantile is 0.0; expected"),
+    ],
+)
+def test_rows_and_sweeps_that_no_config_may_hold(tree, message):
+    with pytest.raises(InputError, match=message):
+        make_config({"calibrate": tree}, "mine.toml")

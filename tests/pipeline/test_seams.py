@@ -8,17 +8,20 @@ import pytest
 from tests.data import official
 from tests.models.conftest import make_picture
 from tests.pipeline.tiny_models import save_models, save_queries
+from tests.render.test_latex import check_structure
 from tests.semantics import small_nli
 
 from fusevlm import Fuse, config
 from fusevlm.cli import main
 from fusevlm.config import SECTIONS, read_config
 from fusevlm.models.huggingface import HuggingFace
-from fusevlm.pipeline.evaluate import read_results
-from fusevlm.pipeline.methods import METHODS
+from fusevlm.pipeline.evaluate import read_predictions, read_results
+from fusevlm.pipeline.methods import METHODS, find_method
+from fusevlm.render.page import TITLES
 from fusevlm.scores import SCORES
 from fusevlm.semantics.inference import NliModel
 from fusevlm.store.generations import read_generations
+from fusevlm.store.runs import read_run
 from fusevlm.testing import tiny
 
 BASE = """
@@ -67,7 +70,14 @@ RUNS = {
         "sample.seed": 2,
         "score.layer": "middle",
         "calibrate.methods": ["practical", "semantic_entropy_rao", "eigv", "neighborhood", "p_true",
-                              "kernel_language_entropy", "lofreecp"],
+                              "kernel_language_entropy", "lofreecp", "clm_max",
+                              "practical_quantile"],
+        "calibrate.quantile": 0.6,
+        "calibrate.sweep": [{"option": "layer", "values": ["last", "middle"], "preset": "paper",
+                             "options": {"alpha": 0.5, "z": 1}}],
+        "calibrate.row": [{"name": "half", "preset": "paper", "options": {"alpha": 0.5, "z": 1}},
+                          {"name": "lone", "uses": "evidence", "title": "Evidence, other layer",
+                           "layer": "last", "readout": "quantile", "quantile": 0.3}],
         "calibrate.probability": "isotonic",
         "calibrate.threshold_share": 0.4,
         "calibrate.seed": 1,
@@ -76,6 +86,8 @@ RUNS = {
         "evaluate.level": 0.8,
         "evaluate.seed": 1,
         "evaluate.slices": ["kind"],
+        "report.method": "semantic_entropy_rao",
+        "report.beside": ["eigv", "practical"],
     },
     "sentences": {
         "data.unit": "kind",
@@ -96,6 +108,7 @@ RUNS = {
         "sample.dtype": "float32",
         "adapter.statistic": "s_text",
         "adapter.seed": 2,
+        "calibrate.sweep": [{"option": "kappa", "values": [0.1, 0.2], "name": "k"}],
         "score.criterion": "rouge_l",
         "score.baselines": ["distinct", "g_nll", "degree_matrix"],
         "calibrate.methods": ["practical", "g_nll", "degree_matrix", "umpire"],
@@ -103,12 +116,17 @@ RUNS = {
         "evaluate.corruption": "kind",
         "evaluate.out_of_distribution": ["odd"],
         "embed.batch": 5,
+        "report.beside": ["g_nll", "umpire"],
+        "report.pdf": False,
     },
     "strings": {
         "semantics.meanings": "none",
         "semantics.similarity": "string",
         "semantics.rephrase": "templates",
         "sample.model": "huggingface:vlm",
+        "score.criterion": "exact_match_majority",
+        "report.figures": ["densities", "qualitative"],
+        "report.pdf": False,
     },
 }  # fmt: skip
 # run elsewhere, or not to be had here
@@ -165,7 +183,10 @@ def home(tmp_path_factory):
 
 
 def toml(value):
-    return json.dumps(value)
+    """A value as TOML; tables inline."""
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{k} = {toml(v)}' for k, v in value.items())}}}"
+    return f"[{', '.join(map(toml, value))}]" if isinstance(value, list) else json.dumps(value)
 
 
 def words_of(home, name, settings):
@@ -186,16 +207,30 @@ def test_a_run_with_these_settings_reaches_its_table(home, name, capsys):
     capsys.readouterr()
     run = home / f"run-{name}"
     results = read_results(run)
-    wanted = RUNS[name].get("calibrate.methods", json.loads(METHODS_USED))
+    wanted = read_run(run).calibrate.names()
     measured = results["slices"][0]["methods"]
     assert set(measured) | set(results["absent"]) == set(wanted)
     assert "practical" in measured
     if name == "inference":
         assert not results["absent"]
         assert (run / "cache" / "pairs.sqlite").stat().st_size > 0
+        u = {n: read_predictions(run)[f"{n}.u"] for n in ("half", "paper_layer_middle",
+                                                          "paper_layer_last", "lone")}  # fmt: skip
+        assert u["paper_layer_middle"] == u["half"]  # score.layer
+        assert u["paper_layer_last"] != u["half"]  # read from other states
     if name == "sentences":
+        assert {"k_kappa_0.1", "k_kappa_0.2"} <= set(measured)
         assert "score.baselines leaves it out" in results["absent"]["umpire"]
-    assert (run / "report" / "index.html").is_file()
+    page = (run / "report" / "index.html").read_text()
+    svgs, pdfs = ({p.stem for p in (run / "report").glob(f"*.{k}")} for k in ("svg", "pdf"))
+    assert svgs == set(RUNS[name].get("report.figures", TITLES))
+    assert pdfs == (svgs if RUNS[name].get("report.pdf", True) else set())
+    chosen = find_method(RUNS[name].get("report.method", "practical")).title
+    assert f"By {chosen}." in page
+    if "report.beside" in RUNS[name]:
+        lines = [chosen, *(n for n in RUNS[name]["report.beside"] if n in measured)]
+        assert (run / "report" / "risk-coverage.svg").read_text().count(": AURC ") == len(lines)
+        assert page.count(": left out, ") == 3 - len(lines)
 
 
 def test_what_was_judged_is_not_judged_again(home, monkeypatch, capsys):
@@ -224,26 +259,49 @@ similarity = "nli"
 nli = "nli"
 rephrase = "templates"
 rephrasings = 2
+p_true = true
 
 [bench]
-rows = ["practical", "paper", "paper_mean"]
+rows = ["practical", "paper", "paper_mean", "paper_prior", "paper_evidence"]
 samples = [2, 4]
-criteria = ["exact_match", "rouge_l@0.5"]
-curves = ["practical", "semantic_entropy_rao", "g_nll"]
+criteria = ["exact_match", "exact_match_majority", "rouge_l@0.5"]
+curves = ["practical", "semantic_entropy_rao", "g_nll", "mine"]
+
+[[bench.row]]
+name = "mine"
+preset = "paper"
+options = {jitter = 1e-4, intercept = "a0"}
+title = "Mine, jittered"
+
+[[bench.sweep]]
+option = "alpha"
+values = [0, 0.5]
+preset = "paper"
 """
     (home / "bench.toml").write_text(text)
     words = ["bench", str(home / "bench.toml"), "--out", str(home / "bench"), "--quiet"]
     assert main(words) in (0, 3), capsys.readouterr().err
     tree = json.loads((home / "bench" / "results.json").read_text())
     cells = {row["name"]: row["cells"]["tiny"] for row in tree["rows"]}
-    assert set(cells) == {*SCORES, "practical", "paper", "paper_mean"}
-    for name in ("semantic_entropy_rao", "eigv", "neighborhood", "practical"):
-        assert cells[name]["figures"]["auroc"] is not None, name
-    assert "semantics.p_true = true" in cells["p_true"]["missing"]
+    forms = {"practical", "paper", "paper_mean", "paper_prior", "paper_evidence"}
+    mine = {"mine", "paper_alpha_0", "paper_alpha_0.5"}
+    assert set(cells) == {*SCORES, *forms, *mine}
+    shown = ("semantic_entropy_rao", "eigv", "neighborhood", "lofreecp", "clm_max", "p_true")
+    for name in (*shown, *forms, *mine):
+        for metric in ("auroc", "tpr_right_at_fpr_0.05", "ece", "ece_platt"):
+            assert cells[name]["figures"][metric] is not None, name
+    titles = {row["name"]: (row["title"], row["group"]) for row in tree["rows"]}
+    assert titles["mine"] == ("Mine, jittered", "Own rows")
+    text = (home / "bench" / "results.tex").read_text()
+    for title in ("LoFreeCP", "CLM", "Neighborhood consistency", "1 $-$ P(True)", "Fused (paper)"):
+        assert f"\n{title} & " in text, title
+    assert "mine" in tree["curves"][0]["values"]
     assert tree["places"][0]["meanings"] == "bidirectional entailment"
     assert [curve["over"] for curve in tree["curves"]] == ["samples", "criteria"]
-    for name in ("results.md", "results.csv", "results.tex", "tiny-samples.svg"):
+    for name in ("results.md", "results.csv", "results.tex", "tiny-samples.svg",
+                 "tiny-samples-criteria.pdf", "tiny/report/fuse-ntl.svg"):  # fmt: skip
         assert (home / "bench" / name).stat().st_size > 0
+    check_structure((home / "bench" / "results.tex").read_text())
 
 
 def test_an_official_dataset(home, tmp_path, capsys):
@@ -270,7 +328,8 @@ def test_an_official_dataset(home, tmp_path, capsys):
         "data.split": "train", "data.seed": 4, "data.n_calibration": 24, "data.n_test": 20,
         "data.calibration": "", "data.test": "", "data.train": "",
         "adapter.source": str(home / "run-strings" / "train" / "model"),
-        "sample.model": "", "score.criterion": "vqa_accuracy",
+        "sample.model": "", "score.criterion": "vqa_accuracy", "report.pdf": False,
+        "report.figures": ["roc"],
     }  # fmt: skip
     settings.pop("sample.model")
     words = ["run", str(home / "own.toml"), "--run", str(tmp_path / "run"), "--quiet"]

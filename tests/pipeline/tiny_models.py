@@ -37,6 +37,8 @@ slices = ["kind"]
 
 [report]
 examples = 3
+figures = ["fuse-ntl", "qualitative"]
+pdf = false
 """
 
 # two datasets of the same files, resampled by other units; a registered model
@@ -81,6 +83,11 @@ baselines = ["distinct", "g_nll", "eigv", "p_true"]
 
 [evaluate]
 bootstrap = 10
+
+[report]
+examples = 0
+figures = ["risk-coverage"]
+pdf = false
 """
 
 

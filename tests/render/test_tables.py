@@ -7,7 +7,17 @@ import pytest
 
 from fusevlm.pipeline.measure import holm
 from fusevlm.render import tables
-from fusevlm.render.results import METRICS, Cell, Curve, Place, Results, Row
+from fusevlm.render.results import (
+    CONVENTIONS,
+    HEADINGS,
+    METRICS,
+    SOURCES,
+    Cell,
+    Curve,
+    Place,
+    Results,
+    Row,
+)
 from fusevlm.store.tables import csv_bytes
 
 
@@ -16,7 +26,7 @@ def interval(value):
 
 
 def cell(value, *, against=None):
-    figures = {name: interval(value) for name in METRICS}
+    figures = {name: interval(value) for name in HEADINGS}
     figures |= {"coverage_guaranteed": interval(0.5), "risk_guaranteed": interval(0.1)}
     difference = None
     if against is not None:
@@ -37,6 +47,10 @@ def results():
                                         ("VQA_v2", "OK")}),
         Row("practical", "FUSE (practical)", "FUSE",
             {"VQA_v2": cell(0.8, against=0.1), "OK": cell(0.6, against=-0.11)}),
+        Row("prior-only", "Prior-only (practical)", "Sources",
+            {p: cell(0.4) for p in ("VQA_v2", "OK")}),
+        Row("mine", "Mine", "Own rows", {p: cell(0.9) for p in ("VQA_v2", "OK")}),
+        Row("paper_jitter", "Jitter", "Sensitivity", {p: cell(0.5) for p in ("VQA_v2", "OK")}),
         Row("paper_mean", "Mean-only u*", "Ablations", {p: cell(0.8) for p in ("VQA_v2", "OK")},
             note="equal to paper"),
     ]  # fmt: skip
@@ -46,7 +60,7 @@ def results():
 
 def test_terminal_shows_every_row_and_explains_the_missing_one(results):
     text = tables.terminal(results)
-    assert text.count("G-NLL") == 2
+    assert text.count("G-NLL") == 4  # two places, each with its conventions
     assert "0.800 [0.780, 0.820]" in text
     assert "+0.100 [+0.090, +0.110]" in text
     assert "absent: KLE (the run has no similarity)" in text
@@ -56,7 +70,9 @@ def test_terminal_shows_every_row_and_explains_the_missing_one(results):
 def test_markdown_tables_are_rectangular(results):
     lines = [line for line in tables.markdown(results).splitlines() if line.startswith("|")]
     wide = [line for line in lines if "Spearman" in line or "G-NLL" in line or "KLE" in line]
-    assert len({line.count("|") for line in wide}) == 1
+    widths = {len(METRICS) + 8, len(SOURCES) + 2, len(CONVENTIONS) + 2}
+    assert {line.count("|") for line in wide} == widths
+    assert "| Fused (practical) | 0.800 [0.780, 0.820] |" in tables.markdown(results)
     assert "- **Mean-only u*** (Ablations): equal to paper" in tables.markdown(results)
     assert "| practical | 0.600 | – |" in tables.markdown(results)
 
@@ -74,16 +90,41 @@ def test_csv_reads_back(results):
     assert differences == [0.1, -0.11]
 
 
+def latex_tables(text):
+    """Each table by its label: the cells of its rows."""
+    found = {}
+    for body in text.split("\\begin{table")[1:]:
+        label = body.split("\\label{tab:fuse-")[1].split("}")[0]
+        rows = [line[: -len(" \\\\")].split(" & ") for line in body.splitlines() if " & " in line]
+        found[label] = {row[0]: row[1:] for row in rows}
+    return found
+
+
 def test_latex_marks_the_best_and_escapes(results):
     text = tables.latex(results)
     assert "VQA\\_v2" in text
-    body = text.split("\\midrule")[1:]
-    fuse = next(line for line in "".join(body).splitlines() if line.startswith("FUSE"))
-    assert fuse.split(" & ")[1] == "\\textbf{0.800}"  # AUROC on the first dataset
-    assert "\\textbf" not in fuse.split(" & ")[2]  # beaten there by the baseline
-    assert fuse.count(" & ") == 2 * len(METRICS)
+    fuse = latex_tables(text)["methods"]["FUSE (practical)"]
+    assert fuse[0] == "\\textbf{0.800}"  # AUROC on the first dataset
+    assert "\\textbf" not in fuse[1]  # beaten there by the baseline
+    assert len(fuse) == 2 * len(METRICS)
     ece = list(METRICS).index("ece")
-    assert "textbf" not in fuse.split(" & ")[1 + 2 * ece]  # less is better
+    assert "textbf" not in fuse[2 * ece]  # less is better
+
+
+def test_latex_has_every_table_of_the_paper(results):
+    found = latex_tables(tables.latex(results))
+    assert list(found) == ["methods", "sources", "conventions", "sensitivity", "curve-1"]
+    rows = [name for name in found["methods"] if name not in ("", "Method")]
+    assert rows == ["G-NLL", "KLE", "FUSE (practical)", "Mean-only u$^\\star$", "Mine"]
+    assert "textbf" not in "".join(found["methods"]["Mine"])  # marks are for FUSE and baselines
+    two = found["sources"]
+    assert list(two)[2:] == ["Prior-only (practical)", "Fused (practical)"]
+    assert two["Fused (practical)"][:2] == ["\\textbf{0.800}", "\\textbf{0.600}"]
+    assert len(two["Fused (practical)"]) == 2 * len(SOURCES)
+    assert len(found["conventions"]["G-NLL"]) == 2 * len(CONVENTIONS)
+    assert found["methods"]["KLE"] == ["--"] * 2 * len(METRICS)
+    assert list(found["sensitivity"])[2:] == ["Jitter"]
+    assert found["curve-1"]["practical"] == ["0.600", "--"]
 
 
 def test_json_is_plain(results):

@@ -17,8 +17,8 @@ examples:
   fusevlm bench configs/embedded.toml --out runs/trial --limit 100 --set sample.n=10
   fusevlm bench configs/paper.toml --dry-run --tflops 150
 
-writes results.json, .md, .csv and .tex and the curves as SVG; run the same command again to go on
-after an interruption"""
+writes results.json, .md, .csv and .tex and all figures as SVG and PDF; run the same command again
+to go on after an interruption"""
 
 
 def _add(parser: argparse.ArgumentParser) -> None:
@@ -38,7 +38,7 @@ def _run(args: argparse.Namespace) -> int:
     if args.dry_run:
         from fusevlm.pipeline.cost import report
 
-        methods = len(next(iter(bench.places.values())).calibrate.methods)
+        methods = len(next(iter(bench.places.values())).calibrate.names())
         print(f"{bench.name}: {', '.join(bench.places)}; {methods} methods each")
         print(report(bench.places, args.tflops))
         return EXIT_OK
@@ -63,7 +63,7 @@ def _run(args: argparse.Namespace) -> int:
         print(f"\ninterrupted; what is done is kept. Go on with: {again}", file=sys.stderr)
         return EXIT_INTERRUPTED
     print(terminal(results))
-    print(f"\nresults: {out / 'results.md'} (also .json, .csv, .tex and the curves as .svg)")
+    print(f"\nresults: {out / 'results.md'} (also .json, .csv, .tex; it lists the figures)")
     return EXIT_PARTIAL if any(place.n_failed for place in results.places) else EXIT_OK
 
 

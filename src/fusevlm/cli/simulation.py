@@ -83,7 +83,7 @@ def _recovery(fit: Queries, test: Queries) -> dict[str, float]:
     The scale of the responses is known only up to a factor (Σ_r is trace-normalised), so u is known
     only up to a constant: its calibration mean is taken as the origin.
     """
-    fuse = Fuse("paper", normalize=False, alpha=0.0, intercept="fitted").fit(fit.samples, s=fit.s)
+    fuse = Fuse("paper", normalize="none", alpha=0.0, intercept="fitted").fit(fit.samples, s=fit.s)
     scores = fuse.score(test)
     truth = test.columns["u"] - np.mean(fit.columns["u"])
     inside = np.abs(scores.m_post - truth) <= 1.6449 * scores.sigma_post
@@ -102,7 +102,7 @@ def _compare(fit: Queries, test: Queries, risk: float) -> list[tuple[Any, ...]]:
         ("evidence only", "practical", False),
     ):
         known, new = (q if with_s else replace(q, prior={}) for q in (fit, test))
-        fuse = Fuse(preset, normalize=False).fit(known)
+        fuse = Fuse(preset, normalize="none").fit(known)
         scores = fuse.score(new)
         rows.append(_row(name, scores.u, test.wrong, *_decided(fuse, scores, test, risk)))
     rows.append(_row("prior only", test.s, test.wrong))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 from fusevlm import checks
@@ -11,6 +12,7 @@ from fusevlm.errors import InputError
 N_REFERENCES = 10
 ENOUGH = 3  # this many people make an answer fully right
 DEFAULT_LEVEL = 0.5
+ALL_OR_NOTHING = ("exact_match", "exact_match_majority")
 
 
 def grade(answer: str, references: Sequence[str], criterion: str = "exact_match") -> float:
@@ -36,13 +38,13 @@ def is_wrong(
 ) -> bool:
     """Whether ``answer`` counts as wrong.
 
-    ``exact_match`` is all or nothing and takes no level; the graded criteria call an answer wrong
-    when its grade is below ``level`` (default 0.5).
+    The exact matches are all or nothing and take no level; the graded criteria call an answer
+    wrong when its grade is below ``level`` (default 0.5).
     """
     found = grade(answer, references, criterion)
-    if criterion == "exact_match":
+    if criterion in ALL_OR_NOTHING:
         if level is not None:
-            raise InputError("exact_match is 0 or 1; leave level out, or use a graded criterion.")
+            raise InputError(f"{criterion} is 0 or 1; leave level out, or use a graded criterion.")
         return found < 1.0
     wanted = DEFAULT_LEVEL if level is None else checks.positive(level, "level")
     if wanted > 1.0:
@@ -54,6 +56,16 @@ def exact_match(answer: str, references: Sequence[str]) -> float:
     """1 if ``answer`` equals any reference apart from case and punctuation, else 0."""
     said = plain(answer)
     return float(any(said == plain(reference) for reference in references))
+
+
+def exact_match_majority(answer: str, references: Sequence[str]) -> float:
+    """1 if ``answer`` equals the most frequent reference apart from case and punctuation, else 0.
+
+    Of several equally frequent ones each counts as the majority: with ten different references
+    this is :func:`exact_match`. References that differ in case or punctuation are counted as one.
+    """
+    counts = Counter(plain(reference) for reference in references)
+    return float(counts[plain(answer)] == max(counts.values()))
 
 
 def vqa_accuracy(answer: str, references: Sequence[str]) -> float:
@@ -110,6 +122,7 @@ def _common(a: list[str], b: list[str]) -> int:
 
 CRITERIA: dict[str, Callable[[str, Sequence[str]], float]] = {
     "exact_match": exact_match,
+    "exact_match_majority": exact_match_majority,
     "vqa_accuracy": vqa_accuracy,
     "rouge_l": rouge_l,
 }

@@ -76,7 +76,7 @@ _CLASSES: dict[str, type] = {
 
 
 def _from_1(head: dict[str, Any]) -> dict[str, Any]:
-    """Schema 1 had at most one prior statistic, and kept no hashes of its queries."""
+    """Schema 1: at most one prior statistic, no hashes of queries, two options otherwise named."""
     saved = head["content"]["fields"]
     model = saved["model"]["fields"]
     one = [1.0] * bool(model.pop("uses_s"))
@@ -85,6 +85,9 @@ def _from_1(head: dict[str, Any]) -> dict[str, Any]:
         "type": "Statistics",
         "fields": {"names": names, "mean": mean, "sd": sd},
     }
+    chosen = saved["options"]["fields"]
+    chosen["normalize"] = "before" if chosen["normalize"] else "none"
+    chosen["alpha"] = "tuned" if chosen["alpha"] == "grid" else chosen["alpha"]
     model |= {"input_widths": {"map": {}}, "labelled": saved["threshold_data"] is not None}
     return {**head, "schema_version": 2}
 

@@ -1,10 +1,11 @@
-"""From the sampled responses of a query to its evidence: normalise → centre → whiten → weigh."""
+"""From the sampled responses of a query to its evidence: centre, whiten, normalise, weigh."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 
@@ -32,13 +33,15 @@ WHITENERS: dict[str, Callable[..., whitening.Whitener]] = {
     "low_rank": whitening.low_rank_whitening,
     "pca": whitening.pca_whitening,
 }
+LARGEST_ALPHA = 50.0
+WITHIN = 0.95  # of calibration queries, whose Taylor remainder must be below the noise
 REPLICATE_NOISE: dict[str, Callable[..., float]] = {
     "jackknife": jackknife_tau2,
     "split_half": split_half_tau2,
 }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Responses:
     """One query after whitening: all that evidence, weights and noise need."""
 
@@ -47,7 +50,18 @@ class Responses:
     p: FloatArray  # [n] confidence in each response
 
     def evidence(self, alpha: float, jitter: float) -> Evidence:
-        return gram_evidence(self.G, self.d, log_weights(self.p, alpha), jitter)
+        """Ṽ at this α. With n ≤ d all α share one factorisation, logdet S_w = logdet S + Σ ln w."""
+        log_w = log_weights(self.p, alpha)
+        if len(self.G) > self.d:
+            return gram_evidence(self.G, self.d, log_w, jitter)
+        if jitter not in self._unweighted:
+            self._unweighted[jitter] = gram_evidence(self.G, self.d, None, jitter)
+        plain = self._unweighted[jitter]
+        return replace(plain, value=plain.value + float(np.sum(log_w)))
+
+    @cached_property
+    def _unweighted(self) -> dict[float, Evidence]:
+        return {}
 
 
 def confidence(samples: Samples, kind: str) -> FloatArray:
@@ -74,17 +88,28 @@ def surprisal(samples: Samples) -> float:
 
 
 def response_rows(samples: Samples, options: Options) -> FloatArray:
-    """Rows [n, d] ready for centring: unit norm if wanted, minus the query's mean if wanted."""
+    """Rows [n, d] ready for centring: of unit norm, minus the query's mean, where wanted."""
     rows: FloatArray = samples.embeddings
-    if options.normalize:
+    if options.normalize == "before":
         norms = np.linalg.norm(rows, axis=1, keepdims=True)
-        if float(norms.min()) == 0.0:
-            raise InputError(
-                f"embedding {int(norms.argmin())} of a query is all zeros and cannot be "
-                f"normalised. Repair the hidden states, or use normalize=False."
-            )
+        _refuse_zero(norms, "is all zeros")
         rows = rows / norms
     return rows - rows.mean(axis=0) if options.center == "query" else rows
+
+
+def unit_norm(G: FloatArray) -> FloatArray:
+    """The Gram of the same rows, each of unit norm: G_ij/√(G_ii·G_jj)."""
+    norms = np.sqrt(np.maximum(np.diag(G), 0.0))
+    _refuse_zero(norms, "is the calibration mean itself, zero after centring,")
+    return np.asarray(G / np.outer(norms, norms))
+
+
+def _refuse_zero(norms: FloatArray, what: str) -> None:
+    if float(norms.min()) == 0.0:
+        raise InputError(
+            f"embedding {int(norms.argmin())} of a query {what} and cannot be normalised. Repair "
+            f"the hidden states, or use normalize='none'."
+        )
 
 
 def fit_whitener(samples: Sequence[Samples], options: Options) -> whitening.Whitener:
@@ -110,7 +135,7 @@ def whiten(
     for index, query in enumerate(samples):
         p = confidence(query, options.confidence) if weighted else np.ones(len(query))
         if query.embeddings is None and query.gram is not None:
-            found.append(Responses(query.gram, int(query.gram_dim or 0), p))
+            found.append(_responses(query.gram, int(query.gram_dim or 0), p, options))
             continue
         rows = response_rows(query, options)
         if rows.shape[1] != len(whitener.mean):
@@ -118,8 +143,12 @@ def whiten(
                 f"query {index} has embeddings of {rows.shape[1]} features; the fit had "
                 f"{len(whitener.mean)}. Use the model and layer of the calibration run."
             )
-        found.append(Responses(whitener.gram(rows), whitener.d, p))
+        found.append(_responses(whitener.gram(rows), whitener.d, p, options))
     return found
+
+
+def _responses(G: FloatArray, d: int, p: FloatArray, options: Options) -> Responses:
+    return Responses(unit_norm(G) if options.normalize == "after" else G, d, p)
 
 
 def balance_by_median(log_volume: FloatArray, incoherence: FloatArray) -> float:
@@ -154,6 +183,33 @@ def balanced_alpha(responses: Sequence[Responses], how: str, jitter: float) -> f
     log_volume = np.array([0.5 * e.value / e.slope for e in unweighted])
     incoherence = np.array([float(np.mean(1.0 - r.p)) for r in responses])
     return BALANCES[how](log_volume, incoherence)
+
+
+def bounded_alpha(responses: Sequence[Responses]) -> float:
+    """The largest α whose Taylor remainder |R_w| is at most √v in 95 % of the queries, no labels.
+
+    Thm 4.8 bounds the weights and drops R_w beside a noise of variance v(d, n): up to this α that
+    is true of nearly every query. The share of queries within falls as α grows, but for ripples:
+    the first α of a fine grid that breaks the rule is found, and the crossing before it bisected.
+    No α up to :data:`LARGEST_ALPHA` may break it, as when all p are equal: that one is returned.
+    """
+    noise_sd = np.array([np.sqrt(scatter_moments(len(r.G), r.d)[1]) for r in responses])
+
+    def within(alpha: float) -> bool:
+        left = np.array([taylor_log_det(log_weights(r.p, alpha))[1] for r in responses])
+        return float(np.mean(np.abs(left) <= noise_sd)) >= WITHIN
+
+    low = 0.0
+    for high in np.geomspace(1e-3, LARGEST_ALPHA, 48):
+        if not within(float(high)):
+            break
+        low = float(high)
+    else:
+        return low
+    for _ in range(30):
+        middle = 0.5 * (low + high)
+        low, high = (middle, high) if within(middle) else (low, middle)
+    return float(low)
 
 
 def need_weights(options: Options) -> bool:
@@ -214,7 +270,7 @@ def _table_row(
             f"n={n} samples in d={r.d} dimensions: the paper's formulas need n ≤ d. Sample fewer "
             f"answers, or use more_samples_than_features='d_scatter' with intercept='a0'."
         )
-    found = gram_evidence(r.G, r.d, log_w, options.jitter)
+    found = r.evidence(alpha, options.jitter)
     estimator = REPLICATE_NOISE.get(options.noise)
     tau2 = (
         scatter_moments(n, r.d)[1]

@@ -19,6 +19,7 @@ from fusevlm.fuse.evidence import (
     EvidenceTable,
     Responses,
     balanced_alpha,
+    bounded_alpha,
     evidence_table,
     fit_whitener,
     need_weights,
@@ -355,15 +356,14 @@ def _scores(
 def _choose_alpha(
     responses: Sequence[Responses], queries: Queries, s: FloatArray | None, options: Options
 ) -> float:
-    """α as given, by balance, or by the AUROC of u* with everything else fitted anew."""
+    """α as given, by a label-free rule, or by the AUROC of u* with everything else fitted anew."""
     if not isinstance(options.alpha, str):
         return checks.scalar(options.alpha, "alpha")
     if options.alpha in BALANCES:
         return balanced_alpha(responses, options.alpha, options.jitter)
     wrong = queries.wrong
-    if wrong is None:
-        raise InputError("alpha='grid' needs labels: pass wrong=..., or use alpha='spread'.")
-    checks.both_classes(wrong, "alpha='grid'")
+    if options.alpha == "remainder" or wrong is None or wrong.all() or not wrong.any():
+        return bounded_alpha(responses)
 
     def u_star(alpha: float) -> FloatArray:
         table = evidence_table(responses, alpha, options, warn=False)

@@ -19,8 +19,8 @@ class Options:
 
     # scalar: Ṽ alone (the paper); vector: named evidence
     fusion: Annotated[str, OneOf("scalar", "vector")] = "vector"
-    # unit-norm rows first
-    normalize: bool = True
+    # rows to unit norm before whitening, after it (then only their directions count), or not
+    normalize: Annotated[str, OneOf("before", "after", "none")] = "before"
     # subtract the calibration mean, the query's own mean, or nothing
     center: Annotated[str, OneOf("global", "query", "none")] = "global"
     whitening: Annotated[str, OneOf("exact", "low_rank", "pca", "none")] = "exact"
@@ -35,8 +35,10 @@ class Options:
     jitter: Annotated[float, Number(0.0)] = 1e-8
     # p_i = exp(mean log p); sequence: exp(sum); logprob: mean log p
     confidence: Annotated[str, OneOf("token", "sequence", "logprob")] = "token"
-    # grid needs labels
-    alpha: Annotated[str | float, OneOf("median", "spread", "grid"), Number()] = "spread"
+    # tuned: by the AUROC of u* where there are labels, else as remainder; the others need none
+    alpha: Annotated[str | float, OneOf("spread", "tuned", "remainder", "median"), Number()] = (
+        "spread"
+    )
     intercept: Annotated[str, OneOf("a0", "taylor", "exact", "fitted")] = "a0"
     # n > d: the d×d scatter, or refuse
     more_samples_than_features: Annotated[str, OneOf("d_scatter", "error")] = "d_scatter"
@@ -52,7 +54,8 @@ class Options:
     kappa: Annotated[float, Number()] = 0.3
     # share of wrong answers to assume without labels
     base_rate: Annotated[float | None, FRACTION] = None
-    probability: Annotated[str, OneOf("model", "min_max", "platt", "isotonic")] = "model"
+    # auto: Platt where there are labels, else min–max
+    probability: Annotated[str, OneOf("model", "auto", "min_max", "platt", "isotonic")] = "model"
     rule: Annotated[
         str, OneOf("empirical", "learn_then_test", "clopper_pearson", "paper_bound")
     ] = "learn_then_test"
@@ -62,12 +65,10 @@ class Options:
 
     def __post_init__(self) -> None:
         checks.options(self)
-        if not isinstance(self.normalize, bool):
-            raise InputError(f"normalize is {self.normalize!r}; expected True or False.")
         if self.fusion == "scalar" and self.probability == "model":
             raise InputError(
                 "probability='model' belongs to the vector fusion; for fusion='scalar' use "
-                "'min_max', 'platt' or 'isotonic'."
+                "'auto', 'min_max', 'platt' or 'isotonic'."
             )
 
 
@@ -75,11 +76,12 @@ PRESETS: dict[str, Options] = {
     "practical": Options(),
     "paper": Options(
         fusion="scalar",
-        alpha="median",
+        normalize="after",
+        alpha="tuned",
         intercept="taylor",
         more_samples_than_features="error",
         z="grid",
-        probability="min_max",
+        probability="auto",
         rule="empirical",
         threshold_share=0.0,
     ),

@@ -50,6 +50,8 @@ def fit_score_map(kind: str, u: FloatArray, wrong: BoolArray | None) -> ScoreMap
     """The map of this ``kind`` on calibration scores; None where the model has its own P(wrong)."""
     if kind == "model":
         return None
+    if kind == "auto":
+        kind = "min_max" if wrong is None else "platt"
     if kind == "min_max":
         return fit_min_max(u)
     if wrong is None:

@@ -96,11 +96,13 @@ def log_det(G: FloatArray, d: int, log_w: FloatArray | None, amount: float) -> f
         diagonal = np.diag(_cholesky(G, amount))
         plain = 2.0 * float(np.sum(np.log(diagonal)))
         return plain if log_w is None else plain + float(np.sum(log_w))
-    weighted = G if log_w is None else G * np.exp(0.5 * (log_w[:, None] + log_w[None, :]))
-    values = np.maximum(np.linalg.eigvalsh(weighted)[n - d :], 0.0) + amount
+    log_w = np.zeros(n) if log_w is None else log_w
+    top = float(log_w.max())  # weights relative to the largest: no overflow
+    weighted = G * np.exp(0.5 * (log_w[:, None] + log_w[None, :]) - top)
+    values = np.maximum(np.linalg.eigvalsh(weighted)[n - d :], 0.0) + amount * np.exp(-top)
     if float(values.min()) <= _ROUNDING * float(values.max()):
         raise _singular()
-    return float(np.sum(np.log(values)))
+    return float(np.sum(np.log(values))) + d * top
 
 
 def inverse_diagonal(G: FloatArray, amount: float) -> FloatArray:

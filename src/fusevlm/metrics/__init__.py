@@ -20,6 +20,7 @@ from fusevlm.metrics.discrimination import (
     roc_curve,
     tpr_at_fpr,
     tpr_at_fpr_nearest,
+    tpr_at_fpr_right,
 )
 from fusevlm.metrics.selective import (
     RejectionAccuracy,
@@ -61,4 +62,5 @@ __all__ = [
     "summary",
     "tpr_at_fpr",
     "tpr_at_fpr_nearest",
+    "tpr_at_fpr_right",
 ]

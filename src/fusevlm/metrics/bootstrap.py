@@ -30,6 +30,7 @@ METRICS: dict[str, tuple[Metric, CountsForm]] = {
     "auroc": (dis.auroc, dis.auroc_counts),
     "tpr_at_fpr": (dis.tpr_at_fpr, dis.tpr_at_fpr_counts),
     "tpr_at_fpr_nearest": (dis.tpr_at_fpr_nearest, dis.tpr_at_fpr_nearest_counts),
+    "tpr_at_fpr_right": (dis.tpr_at_fpr_right, dis.tpr_at_fpr_right_counts),
     "ece": (cal.ece, cal.ece_counts),
     "ece_folded": (cal.ece_folded, cal.ece_folded_counts),
     "brier": (cal.brier, cal.brier_counts),

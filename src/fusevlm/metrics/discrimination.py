@@ -116,6 +116,22 @@ def tpr_at_fpr_nearest_counts(
     return _pick(curve.tpr, _last_point_up_to(curve, nearest[..., None]))
 
 
+def tpr_at_fpr_right(u: ArrayLike, wrong: ArrayLike, fpr: float) -> float:
+    """``tpr_at_fpr`` with right answers as the positive class.
+
+    Share of the right answers accepted (u low) when a share ``fpr`` of the wrong ones is. The paper
+    says "correctness" is predicted, and does not say which class is positive.
+    """
+    return on_data(tpr_at_fpr_right_counts, *scored(u, wrong), fpr=fpr)
+
+
+def tpr_at_fpr_right_counts(
+    u: FloatArray, wrong: BoolArray, counts: IntArray, *, fpr: float
+) -> FloatArray:
+    """``tpr_at_fpr_right`` of each resample."""
+    return tpr_at_fpr_counts(-u, ~wrong, counts, fpr=fpr)
+
+
 def _flagged(at: IntArray) -> IntArray:
     """How many are flagged (..., G + 1) as the threshold falls past each group of ``at``."""
     nothing = np.zeros((*at.shape[:-1], 1), dtype=np.int64)

@@ -20,21 +20,26 @@ from fusevlm.config import (
     CalibrateConfig,
     Config,
     DataConfig,
+    RowConfig,
+    SweepConfig,
     anchor,
     change_config,
     limited,
     make_config,
     read_toml,
 )
-from fusevlm.data.correctness import CRITERIA
+from fusevlm.config import tables as typed_tables
+from fusevlm.data.correctness import ALL_OR_NOTHING, CRITERIA
 from fusevlm.errors import ArtefactError, InputError
 from fusevlm.pipeline.curves import over_criteria, over_samples
 from fusevlm.pipeline.evaluate import read_results
-from fusevlm.pipeline.methods import METHODS, find_method, rows_of
+from fusevlm.pipeline.figures import slug, write_bench
+from fusevlm.pipeline.methods import METHODS, check_methods, find_method, rows_of
+from fusevlm.pipeline.report import check_report
 from fusevlm.pipeline.run import TRAINING, Progress, run_stages
 from fusevlm.pipeline.score import read_scored
 from fusevlm.pipeline.train import share_adapters
-from fusevlm.render import plots, tables
+from fusevlm.render import tables
 from fusevlm.render.results import Cell, Curve, Place, Results, Row
 from fusevlm.scores import SCORES, needs_of
 from fusevlm.store.files import AnyPath
@@ -84,7 +89,8 @@ def read_bench(path: AnyPath, changes: Sequence[str] = (), limit: int | None = N
     source = Path(path)
     tree = read_toml(source)
     name = str(tree.pop("name", source.stem))
-    rows, curves = _bench(tree.pop("bench", {}), str(source))
+    asked = _mapping(tree.pop("bench", {}), "bench", str(source))
+    rows, curves = _bench(asked, str(source))
     datasets = _tables(tree, "dataset", [f.name for f in fields(DataConfig)], str(source))
     models = _tables(tree, "model", list(MODEL_KEYS), str(source))
     for section, value in tree.items():
@@ -101,10 +107,36 @@ def read_bench(path: AnyPath, changes: Sequence[str] = (), limit: int | None = N
                 section, single = MODEL_KEYS[key]
                 own.setdefault(section, {})[single] = value
             place = dataset if len(models) == 1 else f"{dataset}, {model}"
-            config = make_config({"name": place, **own}, f"{source}, {place}")
+            config = make_config({"name": place, **_with_rows(own, asked)}, f"{source}, {place}")
             config = change_config(anchor(config, source.parent), changes)
             places[place] = limited(_with_methods(config, rows), limit)
+            _check_methods(places[place], curves, f"{source}, {place}")
+            check_report(places[place])
     return Bench(name, places, curves)
+
+
+def _with_rows(own: dict[str, Any], asked: Mapping[str, Any]) -> dict[str, Any]:
+    """[[bench.row]] and [[bench.sweep]] are rows and sweeps of every place."""
+    found = dict(own.get("calibrate", {}))
+    for key in ("row", "sweep"):
+        if key in asked:
+            found[key] = [*found.get(key, []), *asked[key]]
+    return {**own, "calibrate": found} if found else own
+
+
+def _check_methods(config: Config, curves: Curves, where: str) -> None:
+    """Refuse, before anything runs, a method or row that is none, in the table or the curves."""
+    try:
+        check_methods(config.calibrate)
+        for name in curves.methods:
+            layer = find_method(name, config.calibrate).layer
+            if layer and layer != config.score.layer:
+                raise InputError(
+                    f"bench.curves: {name!r} reads the layer {layer!r}; curves are drawn from "
+                    f"score.layer, {config.score.layer!r}."
+                )
+    except InputError as error:
+        raise InputError(f"{where}: {error}") from error
 
 
 def _with_methods(config: Config, rows: Sequence[str]) -> Config:
@@ -139,8 +171,8 @@ def _tables(
 
 def _bench(tree: Mapping[str, Any], where: str) -> tuple[tuple[str, ...], Curves]:
     """The rows of FUSE and the curves that [bench] asks for."""
-    known = ("rows", "samples", "criteria", "curves")
-    for key in _mapping(tree, "bench", where):
+    known = ("rows", "samples", "criteria", "curves", "row", "sweep")
+    for key in tree:
         if key not in known:
             raise InputError(f"{where}: [bench] has no key {key!r}.{checks.hint(key, known)}")
     counts = tree.get("samples", [])
@@ -149,9 +181,9 @@ def _bench(tree: Mapping[str, Any], where: str) -> tuple[tuple[str, ...], Curves
     samples = tuple(checks.count(n, f"{where}: bench.samples", least=2) for n in counts)
     criteria = _strings(tree.get("criteria", []), f"{where}: bench.criteria")
     drawn = _strings(tree.get("curves", list(Curves().methods)), f"{where}: bench.curves")
+    for key, kind in {"row": RowConfig, "sweep": SweepConfig}.items():
+        typed_tables(tree.get(key, []), kind, f"{where}: bench.{key}")
     try:
-        for name in drawn:
-            find_method(name)
         rows = rows_of(_rows_wanted(tree.get("rows", "ablations")))
     except InputError as error:
         raise InputError(f"{where}: {error}") from error
@@ -165,6 +197,8 @@ def parse_criterion(text: str, where: str) -> tuple[str, float | None]:
     checks.choice(name, f"{where}: bench.criteria", tuple(CRITERIA))
     if not at:
         return name, None
+    if name in ALL_OR_NOTHING:
+        raise InputError(f"{where}: bench.criteria: {name} is 0 or 1 and takes no level.")
     try:
         value = float(level)
     except ValueError as error:
@@ -210,19 +244,15 @@ def run_bench(
     for name, config in share_adapters(bench.places, out, bring_adapter).items():
         say(f"== {name}")
         run = out / slug(name)
-        bring(run, config, to="evaluate", redo="adapter" if again else redo)
+        bring(run, config, to="report", redo="adapter" if again else redo)
         results = read_results(run)
         places.append(_place(name, run, config, results))
         found[name] = cells_of(run, config, results)
         curves += _curves(run, name, config, bench.curves, progress)
-    whole = Results(bench.name, places, _rows(found), curves)
+    first = next(iter(bench.places.values()))  # rows of one's own are those of every place
+    whole = Results(bench.name, places, _rows(found, first.calibrate), curves)
     write(whole, out)
     return whole
-
-
-def slug(name: str) -> str:
-    """A folder name."""
-    return "".join(c if c.isalnum() or c in "-." else "_" for c in name)
 
 
 def cells_of(run: Path, config: Config, results: Mapping[str, Any]) -> dict[str, Cell]:
@@ -235,7 +265,7 @@ def cells_of(run: Path, config: Config, results: Mapping[str, Any]) -> dict[str,
         name: Cell(missing=results["absent"][name])
         if name in results["absent"]
         else Cell(figures[name], results["differences"].get(name), seconds.get(name))
-        for name in config.calibrate.methods
+        for name in config.calibrate.names()
     }
 
 
@@ -253,10 +283,10 @@ def _place(name: str, run: Path, config: Config, results: Mapping[str, Any]) -> 
     )
 
 
-def _rows(found: Mapping[str, Mapping[str, Cell]]) -> list[Row]:
+def _rows(found: Mapping[str, Mapping[str, Cell]], config: CalibrateConfig) -> list[Row]:
     rows = []
     for name in dict.fromkeys(name for cells in found.values() for name in cells):
-        method = find_method(name)
+        method = find_method(name, config)
         note = method.note
         if method.equals:
             note = f"ranks as {METHODS[method.equals].title}: {method.reason}"
@@ -310,11 +340,9 @@ def _curves(
 
 
 def write(results: Results, out: Path) -> None:
-    """results.json, .md, .csv, .tex and one SVG per curve."""
+    """results.json, .md, .csv, .tex and the curves as SVG and PDF."""
     store.save_json(out / "results.json", asdict(results))
-    store.save(out / "results.md", tables.markdown(results).encode())
+    index = write_bench(results, out)
+    store.save(out / "results.md", f"{tables.markdown(results)}\n{index}".encode())
     store.save(out / "results.csv", csv_bytes(tables.CSV_HEADER, tables.csv_rows(results)))
     store.save(out / "results.tex", tables.latex(results).encode())
-    for curve in results.curves:
-        name = f"{slug(curve.place)}-{curve.over}.svg"
-        store.save(out / name, plots.curve_svg(curve).encode())

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
+from fusevlm.config import Config
 from fusevlm.errors import ArtefactError, FuseError, InputError
 from fusevlm.pipeline.methods import (
     Fitted,
+    Method,
     check_methods,
     find_method,
     fit_method,
@@ -19,28 +22,58 @@ from fusevlm.pipeline.run import Work
 from fusevlm.pipeline.score import read_scored
 from fusevlm.store import read_json, save_json
 from fusevlm.store.runs import SECONDS, require
+from fusevlm.types import Queries
 
 ABSENT = "absent.json"  # methods that could not be fitted, and why
 
 
+def check(config: Config) -> None:
+    """Refuse methods, and rows of the config's own, that cannot be: before any stage begins."""
+    check_methods(config.calibrate)
+
+
+class Tables:
+    """The queries with the hidden states that a method reads; one layer's at a time is kept."""
+
+    def __init__(self, run: Path, config: Config, names: tuple[str, ...]) -> None:
+        self.run, self.config = run, config
+        self.states = needs_of_methods([find_method(n, config.calibrate) for n in names])
+        self.layer = config.score.layer
+        self.queries, self.absent_scores = self._read(self.layer)
+
+    def _read(self, layer: str) -> tuple[Queries, dict[str, str]]:
+        score = replace(self.config.score, layer=layer)
+        return read_scored(self.run, replace(self.config, score=score), states=self.states)
+
+    def of(self, method: Method) -> Queries:
+        """The queries as the method reads them."""
+        layer = method.layer or self.config.score.layer
+        if method.preset and layer != self.layer:
+            self.layer, (self.queries, _) = layer, self._read(layer)
+        return self.queries
+
+
 def make(work: Work) -> dict[str, int]:
     """Fit and save; a method that cannot be fitted is noted with its reason."""
-    names = work.config.calibrate.methods
-    check_methods(names)
-    queries, absent_scores = read_scored(work.run, work.config, states=needs_of_methods(names))
-    if queries.fit is None:
+    settings = work.config.calibrate
+    names = settings.names()
+    tables = Tables(work.run, work.config, names)
+    if tables.queries.fit is None:
         raise InputError("there are no calibration queries: name data.calibration.")
-    known, _ = queries.split()
+    size = len(tables.queries.fit)
     absent: dict[str, str] = {}
     seconds: dict[str, float] = {}
     for number, name in enumerate(names):
         work.progress(number, len(names))
         start = time.perf_counter()
         try:
-            if not find_method(name).preset and name not in queries.columns:
-                why = absent_scores.get(name, "score.baselines leaves it out")
+            method = find_method(name, settings)
+            queries = tables.of(method)
+            if not method.preset and name not in queries.columns:
+                why = tables.absent_scores.get(name, "score.baselines leaves it out")
                 raise InputError(f"the score {name} is absent: {why}")
-            fit_method(name, known, work.config.calibrate).save(work.folder("calibrate") / name)
+            known, _ = queries.split()
+            fit_method(name, known, settings).save(work.folder("calibrate") / name)
         except FuseError as error:
             absent[name] = str(error)
         else:
@@ -51,7 +84,7 @@ def make(work: Work) -> dict[str, int]:
         raise ArtefactError(f"no method could be fitted; {first}: {why}")
     save_json(work.folder("calibrate") / ABSENT, absent)
     save_json(work.folder("calibrate") / SECONDS, seconds)
-    return {"methods": len(names) - len(absent), "absent": len(absent), "queries": len(known)}
+    return {"methods": len(names) - len(absent), "absent": len(absent), "queries": size}
 
 
 def read_methods(

@@ -85,7 +85,7 @@ def aurocs(
     queries: Queries, methods: Sequence[str], config: CalibrateConfig
 ) -> dict[str, float | None]:
     """AUROC of each method on the test queries, fitted on the others."""
-    names = [name for name in methods if not find_method(name).preset]
+    names = [name for name in methods if not find_method(name, config).preset]
     with library_quiet():
         columns, _ = compute_scores(queries, names)
     known, new = queries.split()

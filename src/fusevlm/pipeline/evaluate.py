@@ -14,12 +14,11 @@ from typing import Any
 from fusevlm.config import EvaluateConfig
 from fusevlm.errors import InputError
 from fusevlm.fuse.thresholds import Threshold
-from fusevlm.pipeline.calibrate import read_methods
+from fusevlm.pipeline.calibrate import Tables, read_methods
 from fusevlm.pipeline.causes import causes
 from fusevlm.pipeline.measure import Outcome, best_baseline, differences, measure, outcome_of
-from fusevlm.pipeline.methods import FUSE, find_method, needs_of_methods
+from fusevlm.pipeline.methods import FUSE, group_of
 from fusevlm.pipeline.run import Work
-from fusevlm.pipeline.score import read_scored
 from fusevlm.store import read_json, read_parquet, save, save_json, save_parquet
 from fusevlm.store.runs import require
 from fusevlm.store.tables import csv_bytes
@@ -32,8 +31,9 @@ REDO = "Make it again: --redo evaluate."
 def make(work: Work) -> dict[str, int]:
     """Apply, measure, write."""
     config = work.config
-    methods, absent = read_methods(work.run, config.calibrate.methods)
-    whole, _ = read_scored(work.run, config, states=needs_of_methods(methods))
+    methods, absent = read_methods(work.run, config.calibrate.names())
+    tables = Tables(work.run, config, tuple(methods))
+    whole = tables.queries
     if not len(whole.test):
         raise InputError("there are no test queries: name data.test.")
     queries = whole.take(whole.test)
@@ -41,7 +41,10 @@ def make(work: Work) -> dict[str, int]:
         raise InputError("the test queries have no labels: give them references.")
     outcomes = {}
     for name, load in methods.items():
-        outcomes[name] = outcome_of(load(), queries, config.evaluate)
+        method = load()
+        own = tables.of(method.method)
+        given = queries if own is whole else own.take(own.test)
+        outcomes[name] = outcome_of(method, given, config.evaluate)
     results = evaluate(outcomes, queries, config.evaluate, work.progress)
     results["absent"] = absent
     results["calibration"] = len(whole) - len(queries)
@@ -76,7 +79,7 @@ def evaluate(
     """All figures as plain data."""
     slices = measure(outcomes, queries, config, progress)
     reference = best_baseline(slices[0]["methods"])
-    shown = next((name for name in outcomes if find_method(name).group == FUSE), None)
+    shown = next((name for name in outcomes if group_of(name) == FUSE), None)
     applied = None if shown is None else outcomes[shown].applied
     return {
         "settings": {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(config).items()},

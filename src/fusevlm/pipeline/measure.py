@@ -17,14 +17,16 @@ from fusevlm.config import EvaluateConfig
 from fusevlm.errors import InputError, UndefinedMetricError
 from fusevlm.fuse.thresholds import Threshold
 from fusevlm.metrics.summary import OF_P, OF_U
-from fusevlm.pipeline.methods import BASELINES, EMPIRICAL, GUARANTEED, Applied, Fitted, find_method
+from fusevlm.pipeline.methods import BASELINES, EMPIRICAL, GUARANTEED, Applied, Fitted, group_of
 from fusevlm.types import Queries
 
 WHOLE = "all"  # the slice of all queries
-# the paper's Table 1, for all queries; slices have the first few
+# the paper's Table 1 with TPR for either class as positive and ECE by every protocol, for all
+# queries; slices have a few of them
 EVERY = (
-    "auroc", "tpr_at_fpr_0.1", "tpr_at_fpr_0.05", "tpr_at_fpr_0.01", "pearson_calibration",
-    "spearman_calibration", "ece", "aurac",
+    "auroc", "tpr_at_fpr_0.1", "tpr_at_fpr_0.05", "tpr_at_fpr_0.01", "tpr_right_at_fpr_0.1",
+    "tpr_right_at_fpr_0.05", "tpr_right_at_fpr_0.01", "pearson_calibration",
+    "spearman_calibration", "ece", "ece_platt", "ece_min_max", "aurac",
 )  # fmt: skip
 IN_SLICES = ("auroc", "aurac", "ece")
 FINER = 10  # times as many resamples for a difference: Holm multiplies its smallest p by the rows
@@ -109,11 +111,10 @@ def _in_slice(
 
     table = {}
     for method, outcome in outcomes.items():
-        row = {}
+        row: dict[str, Row | None] = {}
         for entry in EVERY if name == WHOLE else IN_SLICES:
-            metric, options = {**OF_U, **OF_P}[entry]
-            scores = outcome.applied.p_wrong if entry in OF_P else outcome.applied.u
-            row[entry] = value(metric, scores[mask], **options)
+            metric, options, scores = figured(entry, outcome.applied)
+            row[entry] = None if scores is None else value(metric, scores[mask], **options)
         for rule in (GUARANTEED, EMPIRICAL):
             answered = outcome.answered.get(rule)
             row[f"coverage_{rule}"] = row[f"risk_{rule}"] = None
@@ -130,6 +131,18 @@ def _in_slice(
         "base_accuracy": value("base_accuracy", np.zeros(len(label))),
         "methods": table,
     }
+
+
+def figured(entry: str, applied: Applied) -> tuple[str, dict[str, float], FloatArray | None]:
+    """The metric of an entry with its options, and the scores it is of; None: there are none.
+
+    ``ece`` is of the method's own P(wrong); ``ece_platt`` and ``ece_min_max`` are of u, mapped in
+    the same way for all methods.
+    """
+    if entry in ("ece_platt", "ece_min_max"):
+        return "ece", {}, applied.p_platt if entry == "ece_platt" else applied.p_min_max
+    metric, options = {**OF_U, **OF_P}[entry]
+    return metric, options, applied.p_wrong if entry in OF_P else applied.u
 
 
 def risk_of_answered(answered: FloatArray, wrong: Any) -> float:
@@ -169,7 +182,7 @@ def best_baseline(figures: Mapping[str, Mapping[str, Row | None]]) -> str:
     values = {}
     for name, row in figures.items():
         found = row["auroc"]
-        if found is not None and find_method(name).group == BASELINES:
+        if found is not None and group_of(name) == BASELINES:
             values[name] = found["estimate"]
     return max(values, key=lambda name: values[name]) if values else ""
 

@@ -5,6 +5,10 @@ has something to learn learns on one part of the calibration queries (tuning), t
 the rest, and their candidates from the tuning scores, so that the guarantee holds. The paper's
 preset uses all queries for everything; its guaranteed threshold comes from a second fit that does
 not.
+
+P(wrong) is that of the vector fusion's own model, of a readout that is one (Logistic u*, Global
+Tuning), or else the map that ``calibrate.probability`` names, on the tuning scores. Beside it
+stand, for all methods alike, Platt's map and the paper's min–max of the same scores.
 """
 
 from __future__ import annotations
@@ -18,12 +22,12 @@ import numpy as np
 
 from fusevlm import checks, store
 from fusevlm.checks import BoolArray, FloatArray
-from fusevlm.config import CalibrateConfig
+from fusevlm.config import CalibrateConfig, RowConfig
 from fusevlm.errors import InputError
 from fusevlm.fuse import probability, thresholds
 from fusevlm.fuse.estimator import Fuse
 from fusevlm.fuse.model import score_model
-from fusevlm.fuse.presets import Options
+from fusevlm.fuse.presets import PRESETS, Options, resolve
 from fusevlm.fuse.prior import Prior
 from fusevlm.fuse.thresholds import Threshold
 from fusevlm.fuse.tuning import GlobalTuning, LogisticScore, fit_logistic_score, global_tuning
@@ -34,9 +38,8 @@ from fusevlm.types import Queries, Scores
 GUARANTEED, EMPIRICAL = "guaranteed", "empirical"
 SHOWN = ("m0", "evidence", "m_post", "sigma_post", "prior_weight")
 JITTERS = (1e-12, 1e-10, 1e-8, 1e-6, 1e-4, 1e-2)
-COVERAGE = 0.8  # of the quantile rule
-FUSE, ABLATIONS, SOURCES, SENSITIVITY, BASELINES = (
-    "FUSE", "Ablations", "Sources", "Sensitivity", "Baselines",
+FUSE, ABLATIONS, SOURCES, SENSITIVITY, BASELINES, OWN_ROWS = (
+    "FUSE", "Ablations", "Sources", "Sensitivity", "Baselines", "Own rows",
 )  # fmt: skip
 
 
@@ -47,6 +50,8 @@ class Method:
     preset, options  of the Fuse; no preset: a score column
     uses             both sources, or evidence alone (no prior statistic is given)
     readout          what is read off the fit: u, m0 (prior), mean, logistic, global, quantile
+    layer            whose hidden states; empty: score.layer
+    quantile         of that readout; 0: calibrate.quantile
     equals, reason   the row whose ranking this one must share by the formulas (or reverse: a fitted
                      map may fall), and why
     """
@@ -58,6 +63,8 @@ class Method:
     options: Mapping[str, Any] = field(default_factory=dict)
     uses: str = "both"
     readout: str = "u"
+    layer: str = ""
+    quantile: float = 0.0
     equals: str = ""
     reason: str = ""
     note: str = ""
@@ -134,23 +141,65 @@ METHODS: dict[str, Method] = {
 }  # fmt: skip
 
 
-def find_method(name: str) -> Method:
-    """A row of FUSE, or a baseline, by name."""
+def find_method(name: str, config: CalibrateConfig | None = None) -> Method:
+    """A row of FUSE, a baseline, or a row of the config's own, by name."""
+    own = {} if config is None else {row.name: row for row in config.own_rows()}
+    if name in own:
+        return own_method(own[name])
     if name in METHODS:
         return METHODS[name]
-    score = SCORES[checks.known(name, [*METHODS, *SCORES], "method")]
+    score = SCORES[checks.known(name, [*METHODS, *SCORES, *own], "method")]
     return Method(name, score.title, BASELINES, note=score.note)
 
 
-def check_methods(names: Iterable[str]) -> None:
-    """Refuse a name that is neither a row of FUSE nor a baseline."""
-    for name in names:
-        find_method(name)
+def own_method(row: RowConfig) -> Method:
+    """The method that a row of a config describes; what FUSE does not know is refused."""
+    if row.name in METHODS or row.name in SCORES:
+        raise InputError(f"row {row.name!r} has the name of another method; choose one of its own.")
+    try:
+        checks.known(row.preset, PRESETS, "preset")
+        options = resolve(row.preset, dict(row.options))
+    except InputError as error:
+        raise InputError(f"row {row.name!r}: {error}") from error
+    if row.readout == "global" and options.fusion != "scalar":
+        raise InputError(
+            f"row {row.name!r}: readout = 'global' needs scalar fusion, as of 'paper'."
+        )
+    return Method(
+        row.name, row.title or row.name, OWN_ROWS, row.preset, row.options, row.uses, row.readout,
+        row.layer, row.quantile, note=_described(row),
+    )  # fmt: skip
 
 
-def needs_of_methods(names: Iterable[str]) -> set[str]:
+def _described(row: RowConfig) -> str:
+    facts = {**row.options, "uses": row.uses, "readout": row.readout, "layer": row.layer}
+    facts |= {"quantile": row.quantile}
+    usual = {"uses": "both", "readout": "u", "layer": "", "quantile": 0.0}
+    told = [f"{k} = {v}" for k, v in facts.items() if usual.get(k) != v]
+    return f"{row.preset} with {', '.join(told) or 'nothing changed'}"
+
+
+def group_of(name: str) -> str:
+    """The group of a method, also of a row of some config's own."""
+    if name in METHODS:
+        return METHODS[name].group
+    return BASELINES if name in SCORES else OWN_ROWS
+
+
+def title_of(name: str) -> str:
+    """What a method is called; a row of some config's own by its name."""
+    return name if group_of(name) == OWN_ROWS else find_method(name).title
+
+
+def check_methods(config: CalibrateConfig) -> None:
+    """Refuse a name that is no method, and a row with a name, preset or option that cannot be."""
+    for name in config.names():
+        find_method(name, config)
+
+
+def needs_of_methods(methods: Iterable[Method]) -> set[str]:
     """What of the samples the methods read when fitted or applied: states, for forms of FUSE."""
-    return {"embeddings"} if any(find_method(name).preset for name in names) else set()
+    return {"embeddings"} if any(method.preset for method in methods) else set()
 
 
 @dataclass(frozen=True, eq=False)
@@ -159,6 +208,8 @@ class Applied:
 
     u: FloatArray
     p_wrong: FloatArray
+    p_platt: FloatArray | None  # None: all tuning answers were right, or all wrong
+    p_min_max: FloatArray | None  # None: all tuning scores were one number
     u_guaranteed: FloatArray  # what the guaranteed threshold is compared with
     shown: dict[str, FloatArray]  # more to show, such as m0 and evidence
 
@@ -168,86 +219,109 @@ class Applied:
 
 
 @dataclass(frozen=True, eq=False)
+class Scales:
+    """The scores of the tuning queries as P(wrong), in the two ways that all methods share."""
+
+    platt: probability.Platt | None = None  # None where all are right, or all wrong
+    min_max: probability.MinMax | None = None  # None where all scores are one number
+
+
+@dataclass(frozen=True, eq=False)
 class Values:
     """Scores of calibration queries: those of the tuning part, and those thresholds come from."""
 
     tuning: FloatArray  # sorted
     held: FloatArray
     wrong: BoolArray  # of the held ones
+    apart: bool  # whether the held ones are no tuning queries
     score_map: probability.ScoreMap | None  # u → P(wrong); None: u is a probability
+    coverage: float = 0.0  # of the quantile rule
 
 
 @dataclass(frozen=True, eq=False)
 class Fitted:
     """A method after calibration.
 
-    A score column has ``values``; a form of FUSE a ``fuse`` and, where that one reuses all queries
-    for all, a second one ``apart`` for the guarantee; a readout of a form both ``fuse`` and
-    ``values``, and its ``map`` where it has learnt one.
+    A score column has ``values``; a form of FUSE a ``fuse``; a readout of a form both, and its
+    ``map`` where it has learnt one. Where all queries were used for all, ``apart`` is the same
+    method fitted again with some kept apart: the guarantee comes from there.
     """
 
     method: Method
+    scales: Scales
     fuse: Fuse | None = None
-    apart: Fuse | None = None
     values: Values | None = None
     map: LogisticScore | GlobalTuning | None = None
+    apart: Fitted | None = None
 
     def apply(self, queries: Queries) -> Applied:
         """u and P(wrong) of queries."""
+        u, p, shown = self._scored(queries)
+        apart = u if self.apart is None else self.apart._scored(queries)[0]
+        maps = (self.scales.platt, self.scales.min_max)
+        platt, min_max = (None if one is None else one(u) for one in maps)
+        return Applied(u, np.clip(p, 0.0, 1.0), platt, min_max, apart, shown)
+
+    def _scored(self, queries: Queries) -> tuple[FloatArray, FloatArray, dict[str, FloatArray]]:
         if self.fuse is None:
             assert self.values is not None
-            return _mapped(queries.columns[self.method.name], self.values, {})
-        given = _given(queries, self.method)
-        scores = self.fuse.score(given)
-        shown = {name: getattr(scores, name) for name in SHOWN}
-        if self.values is not None:
+            u, shown = queries.columns[self.method.name], {}
+        else:
+            given = _given(queries, self.method)
+            scores = self.fuse.score(given)
+            shown = {name: getattr(scores, name) for name in SHOWN}
+            if self.values is None:
+                return scores.u, self.fuse.predict_proba(scores), shown
             u = READOUTS[self.method.readout](self, scores, given)
-            return _mapped(u, self.values, shown)
-        apart = scores if self.apart is None else self.apart.score(given)
-        return Applied(scores.u, self.fuse.predict_proba(scores), apart.u, shown)
+        score_map = self.values.score_map
+        return u, u if score_map is None else score_map(u), shown
 
     def thresholds(self, risk: float, delta: float) -> dict[str, Threshold]:
         """The threshold with the guarantee and the empirical one, as far as the method has them."""
+        found = self._thresholds(risk, delta)
+        if self.apart is not None:
+            found |= {
+                k: v for k, v in self.apart._thresholds(risk, delta).items() if k != EMPIRICAL
+            }
+        return found
+
+    def _thresholds(self, risk: float, delta: float) -> dict[str, Threshold]:
         if self.values is not None:
             v = self.values
             if self.method.readout == "quantile":
-                return {EMPIRICAL: thresholds.quantile(v.held, coverage=COVERAGE)}
-            grid = thresholds.candidate_grid(v.tuning, len(v.held), risk, delta)
+                return {EMPIRICAL: thresholds.quantile(v.held, coverage=v.coverage)}
             found = {EMPIRICAL: thresholds.empirical(v.held, v.wrong, risk=risk)}
-            if self.fuse is None or self.fuse.options.threshold_share > 0:
+            if v.apart:
+                grid = thresholds.candidate_grid(v.tuning, len(v.held), risk, delta)
                 found[GUARANTEED] = thresholds.learn_then_test(
                     v.held, v.wrong, risk=risk, delta=delta, grid=grid
                 )
             return found
         assert self.fuse is not None
         found = {EMPIRICAL: self.fuse.threshold(risk=risk, delta=delta, rule="empirical")}
-        guaranteed = self.fuse if self.apart is None else self.apart
-        if guaranteed.options.threshold_share > 0:
-            found[GUARANTEED] = guaranteed.threshold(risk=risk, delta=delta, rule="learn_then_test")
+        if self.fuse.options.threshold_share > 0:
+            found[GUARANTEED] = self.fuse.threshold(risk=risk, delta=delta, rule="learn_then_test")
         return found
 
     def save(self, folder: Path) -> None:
         """Write the method to a folder."""
-        saved = _Saved(self.method.name, self.values, self.map)
-        store.save_object(folder / OWN, FILE, KIND, 1, saved)
+        saved = _Saved(self.method, self.scales, self.values, self.map)
+        store.save_object(folder / OWN, FILE, KIND, VERSION, saved)
         if self.fuse is not None:
             self.fuse.save(folder)
         if self.apart is not None:
             self.apart.save(folder / APART)
 
 
-def _mapped(u: FloatArray, values: Values, shown: dict[str, FloatArray]) -> Applied:
-    p = u if values.score_map is None else values.score_map(u)
-    return Applied(u, np.clip(p, 0.0, 1.0), u, shown)
-
-
 # the Fuse lies in the method's folder itself, where Fuse.load finds it
 FILE, KIND, OWN, APART, FUSE_FILE = "method.json", "fusevlm.Method", "method", "apart", "fuse.json"
+VERSION = 2
 
 
 @dataclass(frozen=True)
 class _Saved:
-    name: str
+    method: Method
+    scales: Scales
     values: Values | None
     map: LogisticScore | GlobalTuning | None
 
@@ -255,44 +329,75 @@ class _Saved:
 _CLASSES: dict[str, type] = {
     cls.__name__: cls
     for cls in (
-        _Saved, Values, LogisticScore, GlobalTuning, Prior, probability.Platt, probability.Isotonic,
+        _Saved, Method, Scales, Values, LogisticScore, GlobalTuning, Prior, probability.Platt,
+        probability.Isotonic, probability.MinMax,
     )
 }  # fmt: skip
 
 
 def load_method(folder: Path) -> Fitted:
     """What :meth:`Fitted.save` wrote."""
-    saved: _Saved = store.load_object(folder / OWN, FILE, KIND, 1, _CLASSES, {})
+    saved: _Saved = store.load_object(folder / OWN, FILE, KIND, VERSION, _CLASSES, {})
     return Fitted(
-        find_method(saved.name),
+        saved.method,
+        saved.scales,
         Fuse.load(folder) if (folder / FUSE_FILE).is_file() else None,
-        Fuse.load(folder / APART) if (folder / APART).is_dir() else None,
         saved.values,
         saved.map,
+        load_method(folder / APART) if (folder / APART).is_dir() else None,
     )
 
 
 def fit_method(name: str, queries: Queries, config: CalibrateConfig) -> Fitted:
     """Fit one method on calibration queries."""
-    method = find_method(name)
+    method = find_method(name, config)
     if queries.wrong is None:
         raise InputError("the calibration queries have no labels: give them references.")
     if not method.preset:
         column = queries.column(name, "calibrate.methods")
-        return Fitted(method, values=_values(column, queries.wrong, config, config.probability))
+        parts = _parts(len(column), config.threshold_share, config.seed)
+        values = _values(column, queries.wrong, parts, config.probability)
+        return Fitted(method, _scales(column, queries.wrong, parts[0]), values=values)
     given = _given(queries, method)
-    options = {**_ranked(method.options, given), "seed": config.seed}
-    share = config.threshold_share
-    fuse = Fuse(method.preset, **options)
-    keeps_apart = fuse.options.threshold_share > 0
-    if keeps_apart:
-        fuse = Fuse(method.preset, **options, threshold_share=share)
-    fuse.fit(given)
-    if method.readout != "u":
-        return _read_out(method, fuse, given, config)
-    if keeps_apart or method.group not in (FUSE, SOURCES):
-        return Fitted(method, fuse)
-    return Fitted(method, fuse, Fuse(method.preset, **options, threshold_share=share).fit(given))
+    options = {**_calibrated(method, config), **_ranked(method.options, given)}
+    fitted = _fit_form(method, Fuse(method.preset, **options).fit(given), given, config)
+    if "threshold_share" in options or method.group == SENSITIVITY or method.readout == "quantile":
+        return fitted
+    kept = Fuse(method.preset, **options, threshold_share=config.threshold_share).fit(given)
+    return replace(fitted, apart=_fit_form(method, kept, given, config))
+
+
+def _calibrated(method: Method, config: CalibrateConfig) -> dict[str, Any]:
+    """What [calibrate] says of a form of FUSE; the options of the row itself win over it.
+
+    A preset that reuses all queries keeps doing so, and the vector fusion keeps its own P(wrong).
+    """
+    usual = resolve(method.preset, dict(method.options))
+    found: dict[str, Any] = {"seed": config.seed}
+    if usual.threshold_share > 0 and "threshold_share" not in method.options:
+        found["threshold_share"] = config.threshold_share
+    if usual.probability != "model":
+        found["probability"] = config.probability
+    return found
+
+
+def _fit_form(method: Method, fuse: Fuse, queries: Queries, config: CalibrateConfig) -> Fitted:
+    """A fitted form of FUSE, read out as the method says."""
+    parts = _parts(len(queries), fuse.options.threshold_share, fuse.options.seed)
+    if method.readout == "u":
+        tune = queries.take(parts[0])
+        u = score_model(fuse.model, tune, fuse.options, warn=False).u
+        return Fitted(method, _scales(u, tune.wrong), fuse)
+    scores = score_model(fuse.model, queries, fuse.options, warn=False)
+    learn = LEARNERS.get(method.readout)
+    map_ = None if learn is None else learn(fuse, scores, queries, parts[0])
+    fitted = Fitted(method, Scales(), fuse, map=map_)
+    u = READOUTS[method.readout](fitted, scores, queries)
+    own = fuse.options.probability
+    kind = config.probability if own == "model" else own  # which is not of this readout
+    values = _values(u, queries.wrong, parts, kind, map_)
+    values = replace(values, coverage=method.quantile or config.quantile)
+    return replace(fitted, scales=_scales(u, queries.wrong, parts[0]), values=values)
 
 
 def _given(queries: Queries, method: Method) -> Queries:
@@ -307,34 +412,47 @@ def _ranked(options: Mapping[str, Any], queries: Queries) -> dict[str, Any]:
     return {**options, "rank": min(Options().rank, d // 2)}
 
 
-def _parts(size: int, config: CalibrateConfig) -> tuple[Any, Any]:
-    """Rows to learn on and rows for thresholds: the split that Fuse makes with the same seed."""
-    order = np.random.default_rng(config.seed).permutation(size)
-    n_apart = round(config.threshold_share * size)
-    return np.sort(order[n_apart:]), np.sort(order[:n_apart])
+Parts = tuple[Any, Any]  # rows to learn on and rows for thresholds; all and all at share 0
 
 
-def _values(u: FloatArray, wrong: BoolArray, config: CalibrateConfig, kind: str) -> Values:
-    """A column of calibration scores, divided; ``kind`` of map: platt, isotonic, or none."""
-    tune, held = _parts(len(u), config)
-    score_map = None
-    if kind != "none":
-        checks.both_classes(wrong[tune], "P(wrong)")
-        fit = probability.fit_platt if kind == "platt" else probability.fit_isotonic
-        score_map = fit(u[tune], wrong[tune])
-    return Values(np.sort(u[tune]), u[held], wrong[held], score_map)
+def _parts(size: int, share: float, seed: int) -> Parts:
+    """The split that Fuse makes with the same share and seed."""
+    order = np.random.default_rng(seed).permutation(size)
+    n_apart = round(share * size)
+    n_apart = n_apart if size - n_apart >= 3 else 0
+    tune = np.sort(order[n_apart:])
+    return tune, np.sort(order[:n_apart]) if n_apart else tune
 
 
-def _read_out(method: Method, fuse: Fuse, queries: Queries, config: CalibrateConfig) -> Fitted:
-    """A readout of a fitted form: a column of its own, with what it learnt on the tuning part."""
-    scores, wrong = score_model(fuse.model, queries, fuse.options, warn=False), queries.wrong
-    tune, _ = _parts(len(queries), config)
-    learn = LEARNERS.get(method.readout)
-    map_ = None if learn is None else learn(fuse, scores, queries, tune)
-    fitted = Fitted(method, fuse, map=map_)
-    u = READOUTS[method.readout](fitted, scores, queries)
-    kind = "none" if map_ is not None else config.probability
-    return Fitted(method, fuse, values=_values(u, wrong, config, kind), map=map_)
+def _scales(u: FloatArray, wrong: BoolArray, tune: Any = slice(None)) -> Scales:
+    u, wrong = u[tune], wrong[tune]
+    both = bool(wrong.any()) and not bool(wrong.all())
+    varies = float(np.ptp(u)) > 0.0
+    return Scales(
+        probability.fit_platt(u, wrong) if both else None,
+        probability.fit_min_max(u) if varies else None,
+    )
+
+
+def _values(
+    u: FloatArray,
+    wrong: BoolArray,
+    parts: Parts,
+    kind: str,
+    learnt: LogisticScore | GlobalTuning | None = None,
+) -> Values:
+    """A column of calibration scores, divided, with its map: of this ``kind``, or the learnt one's.
+
+    What "Logistic u*" learnt is a probability already.
+    """
+    tune, held = parts
+    checks.both_classes(wrong[tune], "P(wrong)")
+    score_map: probability.ScoreMap | None = None
+    if isinstance(learnt, GlobalTuning):
+        score_map = learnt.link
+    elif learnt is None:
+        score_map = probability.fit_score_map(kind, u[tune], wrong[tune])
+    return Values(np.sort(u[tune]), u[held], wrong[held], held is not tune, score_map)
 
 
 def _learn_logistic(fuse: Fuse, scores: Scores, queries: Queries, tune: Any) -> LogisticScore:
@@ -369,7 +487,7 @@ def _read_global(fitted: Fitted, scores: Scores, queries: Queries) -> FloatArray
         tuned.prior.mean(queries.s, len(queries)), tuned.prior.sigma0, scores.evidence,
         scores.intercept, scores.slope, scores.tau2 * tuned.temperature,
     )  # fmt: skip
-    return tuned.predict_proba(fused.m)
+    return fused.m
 
 
 READOUTS: dict[str, Callable[[Fitted, Scores, Queries], FloatArray]] = {

@@ -41,7 +41,8 @@ class Stage:
     """The stages a stage reads and the config keys it depends on.
 
     The module of its name has ``make(work) -> counts`` and, where it reads files from outside the
-    run, ``inputs(config) -> {name: path}``.
+    run, ``inputs(config) -> {name: path}``; and ``check(config)``, where it can refuse a config
+    before any stage begins.
     """
 
     after: tuple[str, ...]
@@ -181,6 +182,8 @@ def run_stages(
             f"this run has no stage {only or to}: its adapter is {config.adapter.source!r}, and "
             f"only adapter.source = 'train' trains one."
         )
+    for name in wanted:
+        getattr(_module(name), "check", lambda config: None)(config)
     with hold(run):
         if runs.is_run(run):
             runs.read_run(run)  # refuses a foreign or newer folder

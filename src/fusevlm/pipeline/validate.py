@@ -23,6 +23,7 @@ from fusevlm.pipeline.data import inputs as data_inputs
 from fusevlm.pipeline.embed import PART as TOWERS
 from fusevlm.pipeline.embed import adapter_widths, refuse_widths
 from fusevlm.pipeline.methods import check_methods
+from fusevlm.pipeline.report import check_report
 from fusevlm.pipeline.run import FRESH, STALE, idle, states
 from fusevlm.pipeline.sample import PART as VLM
 from fusevlm.pipeline.train import OPTIONS, options_of
@@ -75,7 +76,8 @@ def validate(config: Config, run: Path) -> Validation:
             plan.append(f"{key}: {place}")
     check(lambda: _widths(config))
     plan += _unused(config)
-    check(lambda: check_methods(config.calibrate.methods))
+    check(lambda: check_methods(config.calibrate))
+    check(lambda: check_report(config))
     for name in config.score.baselines:
         check(partial(checks.known, name, SCORES, "score.baselines:"))
     plan += absent_scores(config)

@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+import base64
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from html import escape
 from typing import Any
 
+from fusevlm.render.examples import HOW, Example, numbers, sections
 from fusevlm.render.plots import INK
 from fusevlm.render.results import ANSWERED
 
 METRICS = {"auroc": "AUROC", "aurac": "AURAC", "ece": "ECE", **ANSWERED}
-PLOT_TITLES = {
+# figure of a run: its title
+TITLES = {
+    "fuse-ntl": "The score against next-token likelihood (the paper's Fig. 1)",
     "roc": "ROC",
     "reliability": "Reliability",
     "rejection-accuracy": "Rejection–accuracy",
     "risk-coverage": "Risk–coverage",
+    "densities": "Scores of right and wrong answers",
+    "qualitative": "Successes and failures",
 }
+WIDE = ("fuse-ntl",)  # over all columns of the page
+NOT_INLINE = ("qualitative",)  # its examples are on the page as text
 STYLE = """
 :root{color-scheme:light dark;--ink:#1b1f24;--dim:#5b646e;--line:#d5dae0;--back:#fff;--card:#f6f8fa;
 --good:#1f7a4d;--bad:#b3362a}
@@ -32,35 +39,23 @@ th{font-weight:600}th:first-child,td:first-child{text-align:left}small{color:var
 .plots,.examples{display:grid;gap:1rem;grid-template-columns:repeat(auto-fill,minmax(20rem,1fr))}
 .plots svg{width:100%;height:auto}.card{background:var(--card);padding:1rem;border-radius:.5rem}
 .card img{width:8rem;max-height:8rem;object-fit:contain;image-rendering:pixelated;float:right}
-.card h3{margin:0 0 .4rem;font-size:1rem;overflow-wrap:anywhere}.card ul{padding-left:1.1rem}
-.answer{color:var(--good)}.abstain{color:var(--bad)}
+.card h4{margin:0 0 .4rem;font-size:1rem;overflow-wrap:anywhere}.card ul{padding-left:1.1rem}
+.answer{color:var(--good)}.abstain{color:var(--bad)}.plots .all{grid-column:1/-1}
+.successes{border-left:.3rem solid var(--good)}.failures{border-left:.3rem solid var(--bad)}
 """
-
-
-@dataclass(frozen=True)
-class Example:
-    """A query as the page shows it."""
-
-    image: str  # data URI, or empty
-    question: str
-    references: Sequence[str]
-    answer: str
-    wrong: bool
-    samples: Sequence[tuple[str, int]]  # text and count, most frequent first
-    u: float
-    ntl: float | None
-    p_wrong: float
-    decision: str  # answer or abstain
 
 
 def render_page(
     name: str,
     results: Mapping[str, Any],
-    plots: Mapping[str, str],
-    examples: Sequence[Example],
+    figures: Mapping[str, str],
+    groups: Mapping[str, Sequence[Example]],
     method: str,
+    left_out: Mapping[str, str] | None = None,
+    *,
+    pdf: bool = True,
 ) -> str:
-    """The page as text."""
+    """The page as text; ``figures`` are SVG by name, ``left_out`` what is not drawn and why."""
     whole = results["slices"][0]
     settings = results["settings"]
     parts = [
@@ -74,16 +69,14 @@ def render_page(
             ["method", *METRICS.values()],
             [[m, *[_figure(t.get(k)) for k in METRICS]] for m, t in whole["methods"].items()],
         ),
-        "<h2>Plots</h2>",
+        "<h2>Figures</h2>",
         '<div class="plots">',
-        *[_plot(key, svg) for key, svg in plots.items()],
+        *[_plot(key, svg) for key, svg in figures.items() if key not in NOT_INLINE],
         "</div>",
+        _index(figures, left_out or {}, pdf=pdf),
         *_slices(results),
         *_causes(results.get("causes", {})),
-        f"<h2>Examples</h2><p>Test queries from sure to unsure by {escape(method)}.</p>",
-        '<div class="examples">',
-        *[_card(example) for example in examples],
-        "</div>",
+        *_examples(groups, method),
     ]
     body = "\n".join(parts)
     return (
@@ -118,7 +111,19 @@ def _plot(key: str, svg: str) -> str:
     element = svg[svg.index("<svg") :].replace(INK, "currentColor")
     # matplotlib's ids repeat from figure to figure
     element = re.sub(r'( id="|href="#|url\(#)', rf"\g<1>{key}-", element)
-    return f'<figure class="card"><figcaption>{PLOT_TITLES[key]}</figcaption>{element}</figure>'
+    kind = "card all" if key in WIDE else "card"
+    return f'<figure class="{kind}"><figcaption>{TITLES[key]}</figcaption>{element}</figure>'
+
+
+def _index(figures: Mapping[str, str], left_out: Mapping[str, str], *, pdf: bool) -> str:
+    """The files beside the page, and what could not be drawn."""
+    files = "".join(f"<li>{TITLES[key]}: <code>{key}.svg</code></li>" for key in figures)
+    gone = "".join(
+        f"<li>{escape(TITLES.get(key, key))}: left out, {escape(why)}</li>"
+        for key, why in left_out.items()
+    )
+    also = ", each as <code>.pdf</code> too" if pdf else ""
+    return f"<p>Files beside this page{also}:</p><ul>{files}{gone}</ul>"
 
 
 def _slices(results: Mapping[str, Any]) -> list[str]:
@@ -167,15 +172,27 @@ def _causes(causes: Mapping[str, Any]) -> list[str]:
     return parts
 
 
-def _card(example: Example) -> str:
-    image = f'<img alt="" src="{escape(example.image)}">' if example.image else ""
+def _examples(groups: Mapping[str, Sequence[Example]], method: str) -> list[str]:
+    """Cards by group, successes before failures."""
+    parts = [f"<h2>Examples</h2><p>{HOW} By {escape(method)}.</p>"]
+    for kind, found in sections(groups):
+        parts.append(f"<h2>Examples: {kind}</h2>" if found else "")
+        for group, examples in found:
+            cards = "\n".join(_card(example, kind) for example in examples)
+            parts.append(f'<h3>{group}</h3><div class="examples">{cards}</div>')
+    return parts
+
+
+def _card(example: Example, kind: str) -> str:
+    data = base64.b64encode(example.picture).decode()
+    image = f'<img alt="" src="data:image/png;base64,{data}">' if data else ""
     said = "".join(f"<li>{count} × {escape(text)}</li>" for text, count in example.samples)
     verdict = "wrong" if example.wrong else "right"
-    ntl = "–" if example.ntl is None else f"{example.ntl:.3f}"
-    truth = " / ".join(example.references)
+    truth = " / ".join(dict.fromkeys(example.references))
+    decision = escape(example.decision)
     return (
-        f'<div class="card">{image}<h3>{escape(example.question)}</h3>'
+        f'<div class="card {kind}">{image}<h4>{escape(example.question)}</h4>'
         f"<div>{escape(example.answer)} <small>{verdict}; reference {escape(truth)}</small></div>"
-        f"<ul>{said}</ul><div>u* {example.u:.3f} · NTL {ntl} · P(wrong) {example.p_wrong:.3f} · "
-        f'<b class="{escape(example.decision)}">{escape(example.decision)}</b></div></div>'
+        f"<ul>{said}</ul><div>{' · '.join(numbers(example))} · "
+        f'<b class="{decision}">{decision or "–"}</b></div></div>'
     )

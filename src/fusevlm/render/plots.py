@@ -1,34 +1,44 @@
-"""Plots as SVG text, the same bytes for the same data (extra ``report``)."""
+"""Plots as SVG and PDF, the same bytes for the same data (extra ``report``)."""
 
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Mapping
+import warnings
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
+
+import numpy as np
 
 from fusevlm import metrics
 from fusevlm.checks import BoolArray, FloatArray, extra
 from fusevlm.errors import UndefinedMetricError
-from fusevlm.render.results import Curve
 
 INK = "#1b1f24"
 COLORS = ("#2f6fde", "#d9822b", "#2b9a66", "#9b51c9", "#c8402f", "#6d7680", "#b59000", "#008a9e")
+RIGHT, WRONG = COLORS[0], COLORS[1]
 DASHES = ("-", "--", "-.", ":")
 STYLE = {
     "svg.hashsalt": "fusevlm",
     "svg.fonttype": "none",
+    "pdf.fonttype": 42,  # letters stay letters
+    "text.parse_math": False,  # names and questions may hold a $
     "font.family": "sans-serif",
     "font.size": 9.0,
     "axes.edgecolor": INK,
     "axes.labelcolor": INK,
+    "axes.titlesize": 9.0,
     "axes.spines.top": False,
     "axes.spines.right": False,
     "text.color": INK,
     "xtick.color": INK,
     "ytick.color": INK,
 }
+UNDATED = {"Creator": None, "Producer": None, "CreationDate": None}  # of a PDF
 N_BINS = 10
+N_BARS = 20  # of a histogram
+FEW = 4  # methods in a plot that more would make unreadable
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,97 +49,174 @@ class Line:
     p_wrong: FloatArray
 
 
-def draw_plots(lines: Mapping[str, Line], wrong: BoolArray) -> dict[str, str]:
-    """Name of each plot: its SVG."""
-    return {name: _draw(plot, lines, wrong) for name, plot in PLOTS.items()}
+@dataclass(frozen=True, eq=False)
+class Drawing:
+    """One finished figure; the same bytes each time it is asked for."""
+
+    figure: Any
+
+    def svg(self) -> str:
+        """As text that a page can hold."""
+        return self._saved("svg", {"Date": None}).decode()
+
+    def pdf(self) -> bytes:
+        """With its letters embedded, for LaTeX."""
+        return self._saved("pdf", UNDATED)
+
+    def _saved(self, kind: str, metadata: Mapping[str, None]) -> bytes:
+        out = io.BytesIO()
+        with _styled(), warnings.catch_warnings():
+            # a script that the font lacks: readable in the SVG, boxes in the PDF
+            warnings.filterwarnings("ignore", message="Glyph .* missing from font")
+            self.figure.savefig(out, format=kind, transparent=True, metadata=metadata)
+        return out.getvalue()
 
 
-def _draw(plot: Callable[..., None], lines: Mapping[str, Line], wrong: BoolArray) -> str:
-    matplotlib, figures = _matplotlib()
-    with matplotlib.rc_context(STYLE):
-        figure = figures.Figure(figsize=(4.6, 3.6), layout="constrained")
-        axes = figure.add_subplot()
-        try:
-            plot(axes, lines, wrong)
-            axes.legend(frameon=False, fontsize=8)
-        except UndefinedMetricError:
-            axes.text(0.5, 0.5, "undefined on these answers", ha="center")
-        return _svg(figure)
+def _styled() -> Any:
+    return extra("matplotlib", "plots", "report").rc_context(STYLE)
 
 
-def _matplotlib() -> tuple[Any, Any]:
-    return extra("matplotlib", "plots", "report"), extra("matplotlib.figure", "plots", "report")
-
-
-def _svg(figure: Any) -> str:
-    out = io.StringIO()
-    figure.savefig(out, format="svg", transparent=True, metadata={"Date": None})
-    return out.getvalue()
-
-
-def _looks(number: int) -> dict[str, Any]:
+def draw_plots(
+    lines: Mapping[str, Line], wrong: BoolArray, names: Collection[str] | None = None
+) -> dict[str, Drawing]:
+    """The named plots of PLOTS, or all; ``lines`` by their titles, the method of choice first."""
     return {
-        "color": COLORS[number % len(COLORS)],
-        "linestyle": DASHES[number % len(DASHES)],
-        "linewidth": 1.5,
+        name: draw(size, partial(plot, lines=lines, wrong=wrong))
+        for name, (plot, size) in PLOTS.items()
+        if names is None or name in names
     }
 
 
-def _roc(axes: Any, lines: Mapping[str, Line], wrong: BoolArray) -> None:
-    for number, (name, line) in enumerate(lines.items()):
-        curve = metrics.roc_curve(line.u, wrong)
-        axes.plot(curve.fpr, curve.tpr, label=name, **_looks(number))
+def draw(size: tuple[float, float], plot: Callable[[Any], None]) -> Drawing:
+    """A figure of ``size`` inches that ``plot`` fills; what is undefined says so."""
+    figures = extra("matplotlib.figure", "plots", "report")
+    with _styled(), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
+        figure = figures.Figure(figsize=size, layout="constrained")
+        try:
+            plot(figure)
+        except UndefinedMetricError as error:
+            figure.clear()
+            axes = figure.add_subplot(frameon=False, xticks=(), yticks=())
+            axes.text(0.5, 0.5, f"undefined on these answers:\n{error}", ha="center", wrap=True)
+        figure.get_layout_engine().execute(figure)
+        figure.set_layout_engine("none")  # laid out once for both formats
+        return Drawing(figure)
+
+
+def plain(text: str) -> str:
+    """``text`` in one line, only what can be printed: anything else breaks an SVG."""
+    return " ".join("".join(c if c.isprintable() else " " for c in text).split())
+
+
+def legend(figure: Any, axes: Any, columns: int = 2) -> None:
+    """One legend under the whole figure, where it covers nothing."""
+    handles, labels = axes.get_legend_handles_labels()
+    figure.legend(
+        handles, labels, loc="outside lower center", ncols=columns, frameon=False, fontsize=8
+    )
+
+
+def looks(number: int) -> dict[str, Any]:
+    """Colour and dashes of the method in this place; the method of choice is drawn thicker."""
+    return {
+        "color": COLORS[number % len(COLORS)],
+        "linestyle": DASHES[number % len(DASHES)],
+        "linewidth": 1.5 if number else 2.2,
+    }
+
+
+def trimmed(values: FloatArray) -> FloatArray:
+    """Values outside the 1st and 99th percentile at these, so that a few do not hide the rest."""
+    return np.asarray(np.clip(values, *np.percentile(values, (1, 99))))
+
+
+def split_histogram(axes: Any, values: FloatArray, wrong: BoolArray) -> None:
+    """Densities of ``values`` for right and for wrong answers over the same bars."""
+    low, high = float(values.min()), float(values.max())
+    edges = np.linspace(low, high if high > low else low + 1.0, N_BARS + 1)
+    for chosen, color, label in ((~wrong, RIGHT, "right"), (wrong, WRONG, "wrong")):
+        axes.hist(
+            values[chosen], edges, density=bool(chosen.any()), histtype="stepfilled", alpha=0.5,
+            color=color, edgecolor=color, label=f"{label} answers ({int(chosen.sum())})",
+        )  # fmt: skip
+    axes.set_yticks([])
+    axes.spines["left"].set_visible(False)
+
+
+def roc_lines(axes: Any, scores: Mapping[str, FloatArray], wrong: BoolArray) -> None:
+    """A ROC curve per score, with its area in the legend."""
+    for number, (name, u) in enumerate(scores.items()):
+        curve = metrics.roc_curve(u, wrong)
+        label = f"{name}: AUROC {metrics.auroc(u, wrong):.3f}"
+        axes.plot(curve.fpr, curve.tpr, label=label, **looks(number))
     axes.plot([0, 1], [0, 1], color=INK, linewidth=0.6)
     axes.set(xlabel="right answers flagged", ylabel="wrong answers flagged")
 
 
-def _reliability(axes: Any, lines: Mapping[str, Line], wrong: BoolArray) -> None:
-    for number, (name, line) in enumerate(lines.items()):
+def _roc(figure: Any, lines: Mapping[str, Line], wrong: BoolArray) -> None:
+    axes = figure.add_subplot()
+    roc_lines(axes, {name: line.u for name, line in lines.items()}, wrong)
+    legend(figure, axes, 1)
+
+
+def _reliability(figure: Any, lines: Mapping[str, Line], wrong: BoolArray) -> None:
+    """P(wrong) against the share that was wrong, of the first few methods; dots grow with their
+    queries, and below is how often the first method says so.
+    """
+    axes, strip = figure.subplots(2, height_ratios=(5, 1), sharex=True)
+    for number, (name, line) in enumerate(list(lines.items())[:FEW]):
         curve = metrics.reliability(line.p_wrong, wrong, n_bins=N_BINS)
-        axes.plot(curve.mean_p, curve.error_rate, label=name, marker="o", markersize=3,
-                  **_looks(number))  # fmt: skip
+        axes.plot(curve.mean_p, curve.error_rate, label=name, **looks(number))
+        size = 4 + 60 * curve.count / len(wrong)
+        axes.scatter(curve.mean_p, curve.error_rate, size, COLORS[number])
     axes.plot([0, 1], [0, 1], color=INK, linewidth=0.6)
-    axes.set(xlabel="P(wrong)", ylabel="share that was wrong", xlim=(0, 1), ylim=(0, 1))
+    axes.set(ylabel="share that was wrong", xlim=(0, 1), ylim=(0, 1))
+    first = next(iter(lines.values()))
+    strip.hist(first.p_wrong, np.linspace(0, 1, 2 * N_BINS + 1), color=COLORS[0], alpha=0.5)
+    strip.set(xlabel="P(wrong)", ylabel="queries")
+    legend(figure, axes)
 
 
-def _rejection(axes: Any, lines: Mapping[str, Line], wrong: BoolArray) -> None:
+def _rejection(figure: Any, lines: Mapping[str, Line], wrong: BoolArray) -> None:
+    axes = figure.add_subplot()
     for number, (name, line) in enumerate(lines.items()):
         curve = metrics.rejection_accuracy(line.u, wrong)
-        axes.plot(curve.rejection, curve.accuracy, label=name, **_looks(number))
+        label = f"{name}: AURAC {metrics.aurac(line.u, wrong):.3f}"
+        axes.plot(curve.rejection, curve.accuracy, label=label, **looks(number))
+    axes.axhline(1.0 - float(wrong.mean()), color=INK, linewidth=0.6)
     axes.set(xlabel="share rejected", ylabel="accuracy of the rest")
+    legend(figure, axes, 1)
 
 
-def _risk(axes: Any, lines: Mapping[str, Line], wrong: BoolArray) -> None:
+def _risk(figure: Any, lines: Mapping[str, Line], wrong: BoolArray) -> None:
+    axes = figure.add_subplot()
     for number, (name, line) in enumerate(lines.items()):
         curve = metrics.risk_coverage(line.u, wrong)
-        axes.plot(curve.coverage, curve.risk, label=name, **_looks(number))
+        label = f"{name}: AURC {metrics.aurc(line.u, wrong):.3f}"
+        axes.plot(curve.coverage, curve.risk, label=label, **looks(number))
+    axes.axhline(float(wrong.mean()), color=INK, linewidth=0.6)
     axes.set(xlabel="coverage", ylabel="risk of the answered")
+    legend(figure, axes, 1)
 
 
-PLOTS: dict[str, Callable[..., None]] = {
-    "roc": _roc,
-    "reliability": _reliability,
-    "rejection-accuracy": _rejection,
-    "risk-coverage": _risk,
+def _densities(figure: Any, lines: Mapping[str, Line], wrong: BoolArray) -> None:
+    """u of right and wrong answers, a panel per method."""
+    rows = -(-len(lines) // 2)
+    panels = figure.subplots(rows, 2, squeeze=False).ravel()
+    for axes, (name, line) in zip(panels, lines.items(), strict=False):
+        split_histogram(axes, trimmed(line.u), wrong)
+        axes.set_title(name)
+    for axes in panels[len(lines) :]:
+        axes.set_visible(False)
+    legend(figure, figure.axes[0])
+
+
+# name: how it is drawn, and its size in inches
+PLOTS: dict[str, tuple[Callable[..., None], tuple[float, float]]] = {
+    "roc": (_roc, (4.6, 5.2)),
+    "reliability": (_reliability, (4.6, 5.2)),
+    "rejection-accuracy": (_rejection, (4.6, 5.2)),
+    "risk-coverage": (_risk, (4.6, 5.2)),
+    "densities": (_densities, (4.6, 5.2)),
 }
-
-
-def curve_svg(curve: Curve) -> str:
-    """AUROC against samples (a number line) or criteria (in order), a line per method."""
-    matplotlib, figures = _matplotlib()
-    with matplotlib.rc_context(STYLE):
-        figure = figures.Figure(figsize=(6.4, 4.0), layout="constrained")
-        axes = figure.add_subplot()
-        numbers = curve.over == "samples"
-        x = [int(p) for p in curve.points] if numbers else list(range(len(curve.points)))
-        for name, values in curve.values.items():
-            known = [(a, v) for a, v in zip(x, values, strict=True) if v is not None]
-            if known:
-                axes.plot(*zip(*known, strict=True), marker="o", markersize=3, label=name)
-        axes.set_xticks(x, curve.points, rotation=0 if numbers else 20)
-        axes.set_xlabel("samples" if numbers else "criterion")
-        axes.set_ylabel("AUROC")
-        axes.set_title(curve.place)
-        axes.grid(alpha=0.3)
-        axes.legend(fontsize=7, ncols=2)
-        return _svg(figure)

@@ -26,8 +26,35 @@ ANSWERED: dict[str, str] = {
     "coverage_empirical": "coverage (empirical)",
     "risk_empirical": "risk (empirical)",
 }
+# what the paper leaves open, side by side: which class is positive, and how u becomes P(wrong)
+CONVENTIONS: dict[str, tuple[str, bool]] = {
+    "tpr_at_fpr_0.1": ("TPR@.1 wrong", True),
+    "tpr_right_at_fpr_0.1": ("TPR@.1 right", True),
+    "tpr_at_fpr_0.05": ("TPR@.05 wrong", True),
+    "tpr_right_at_fpr_0.05": ("TPR@.05 right", True),
+    "tpr_at_fpr_0.01": ("TPR@.01 wrong", True),
+    "tpr_right_at_fpr_0.01": ("TPR@.01 right", True),
+    "ece": ("ECE own", False),
+    "ece_platt": ("ECE Platt", False),
+    "ece_min_max": ("ECE min–max", False),
+}
+CONVENTIONS_SAY = (
+    "TPR with wrong answers as the positive class, and with right ones; ECE (15 bins) of the "
+    "method's own P(wrong), of Platt scaling on the calibration queries, and of u min–max "
+    "normalised on them and clipped, as in the paper: the last two for all methods alike."
+)
+HEADINGS = {**METRICS, **{m: CONVENTIONS[m] for m in CONVENTIONS if m not in METRICS}}
 SOURCES = ("auroc", "pearson_calibration", "spearman_calibration", "aurac")  # Table 2
-GROUPS = ("Baselines", "FUSE", "Ablations", "Sources", "Sensitivity")
+# rows of Table 2: each source of a preset alone, then both
+SOURCE_ROWS: dict[str, str] = {
+    "paper_prior": "Prior-only (paper)",
+    "paper_evidence": "Evidence-only (paper)",
+    "paper": "Fused (paper)",
+    "prior-only": "Prior-only (practical)",
+    "evidence-only": "Evidence-only (practical)",
+    "practical": "Fused (practical)",
+}
+GROUPS = ("Baselines", "FUSE", "Ablations", "Own rows", "Sources", "Sensitivity")
 
 
 @dataclass(frozen=True)
@@ -87,13 +114,3 @@ class Results:
     places: Sequence[Place]
     rows: Sequence[Row]
     curves: Sequence[Curve] = ()
-
-    def best(self, metric: str, place: str, group: Sequence[str] = ("Baselines", "FUSE")) -> str:
-        """The row with the best estimate; ties go to the first."""
-        sign = 1 if METRICS[metric][1] else -1
-        found = {}
-        for row in self.rows:
-            value = row.cells[place].figure(metric)
-            if row.group in group and value is not None:
-                found[row.name] = sign * float(value["estimate"])
-        return max(found, key=lambda name: found[name]) if found else ""

@@ -2,10 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-from fusevlm.render.results import ANSWERED, GROUPS, METRICS, SOURCES, Cell, Results, Row
+from fusevlm.render.results import (
+    ANSWERED,
+    CONVENTIONS,
+    CONVENTIONS_SAY,
+    GROUPS,
+    HEADINGS,
+    METRICS,
+    SOURCE_ROWS,
+    SOURCES,
+    Cell,
+    Curve,
+    Results,
+    Row,
+)
+from fusevlm.render.tex import PACKAGES, tex
 from fusevlm.render.text import figure, layout
 
 MANY = (
@@ -25,15 +40,29 @@ def terminal(results: Results) -> str:
             f"{place.meanings}"
         )
         header = ["method", "AUROC", *(METRICS[m][0] for m in _rest()), "Δ AUROC", "ms"]
-        rows, missing = [], []
+        rows, others, missing = [], [], []
         for row in _ordered(results.rows):
             cell = row.cells[place.name]
             if cell.missing:
                 missing.append(f"absent: {row.title} ({cell.missing})")
             else:
                 rows.append([row.title, *_terminal_cells(cell)])
+                others.append([row.title, *(_number(cell.figure(m)) for m in CONVENTIONS)])
         blocks.append("\n".join([head, layout(header, rows), *missing]))
+        columns = ["method", *(heading for heading, _ in CONVENTIONS.values())]
+        blocks.append(f"{place.name}: {CONVENTIONS_SAY}\n{layout(columns, others)}")
     return "\n\n".join(blocks)
+
+
+def source_blocks(results: Results) -> list[list[Row]]:
+    """The rows of the paper's Table 2, under its names: a block for each preset."""
+    known = {row.name: row for row in results.rows}
+    blocks: dict[str, list[Row]] = {}
+    for name, title in SOURCE_ROWS.items():
+        if name in known:
+            preset = title.rpartition(" ")[2]
+            blocks.setdefault(preset, []).append(replace(known[name], title=title))
+    return list(blocks.values())
 
 
 def _rest() -> list[str]:
@@ -69,7 +98,12 @@ def markdown(results: Results) -> str:
                 parts.append(_pipe([f"**{group}**", *[""] * (len(header) - 1)]))
             for row in rows:
                 parts.append(_pipe([row.title, *_markdown_cells(row.cells[place.name])]))
-        parts.append("")
+        parts += ["", f"### {place.name}: conventions\n", CONVENTIONS_SAY + "\n"]
+        parts += _markdown_table(_ordered(results.rows), place.name, CONVENTIONS)
+        sources = [row for block in source_blocks(results) for row in block]
+        if sources:
+            parts.append(f"### {place.name}: uncertainty sources\n")
+            parts += _markdown_table(sources, place.name, {m: METRICS[m] for m in SOURCES})
     notes = [f"- **{row.title}** ({row.group}): {row.note}" for row in results.rows if row.note]
     if notes:
         parts += ["## Notes\n", *notes, ""]
@@ -84,6 +118,19 @@ def markdown(results: Results) -> str:
         parts += [f"\nLeft out: {what} ({why})" for what, why in curve.left_out.items()]
         parts.append("")
     return "\n".join(parts)
+
+
+def _markdown_table(
+    rows: Sequence[Row], place: str, metrics: Mapping[str, tuple[str, bool]]
+) -> list[str]:
+    """The rows that are there, every figure with its interval."""
+    lines = [_pipe(["", *(heading for heading, _ in metrics.values())])]
+    lines.append("|---" * (len(metrics) + 1) + "|")
+    for row in rows:
+        cell = row.cells[place]
+        if not cell.missing:
+            lines.append(_pipe([row.title, *(figure(cell.figure(m)) for m in metrics)]))
+    return [*lines, ""]
 
 
 def _markdown_cells(cell: Cell) -> list[str]:
@@ -116,23 +163,42 @@ def csv_rows(results: Results) -> list[list[Any]]:
     return found
 
 
+TABLE_1 = (("Baselines", "FUSE", "Ablations", "Own rows"), ("Baselines", "FUSE"))
+
+
 def latex(results: Results) -> str:
-    """Table 1 (all methods, all metrics) and Table 2 (sources), columns as the paper has them."""
-    one = [r for r in results.rows if r.group in ("Baselines", "FUSE", "Ablations")]
-    two = [r for r in results.rows if r.group == "Sources"]
-    parts = [_latex_table(results, one, list(METRICS), "All methods.")]
+    """The paper's Tables 1 and 2, what it leaves open, sensitivities, and its curves in numbers."""
+    groups, rivals = TABLE_1
+    one = [[row for row in results.rows if row.group == group] for group in groups]
+    ranked = [row for row in results.rows if row.group in rivals]
+    parts = [
+        _latex_table(results, one, list(METRICS), "All methods.", "methods", ranked),
+        _latex_table(results, one, list(CONVENTIONS), CONVENTIONS_SAY, "conventions", ranked),
+    ]
+    two = source_blocks(results)
     if two:
-        parts.append(_latex_table(results, two, list(SOURCES), "Uncertainty sources."))
-    return "\n".join(parts)
+        parts.insert(1, _latex_table(results, two, SOURCES, "Uncertainty sources.", "sources"))
+    rest = [row for row in results.rows if row.group == "Sensitivity"]
+    if rest:
+        metrics = ("auroc", "ece", "ece_platt", "ece_min_max", "aurac")
+        parts.append(_latex_table(results, [rest], metrics, "Sensitivities.", "sensitivity", ()))
+    parts += [_latex_curve(curve, k) for k, curve in enumerate(results.curves, 1)]
+    return PACKAGES + "\n".join(parts)
 
 
 def _latex_table(
-    results: Results, rows: Sequence[Row], metrics: Sequence[str], caption: str
+    results: Results,
+    blocks: Sequence[Sequence[Row]],
+    metrics: Sequence[str],
+    caption: str,
+    label: str,
+    ranked: Sequence[Row] | None = None,
 ) -> str:
+    """A table over all places; the best of ``ranked`` is bold, or of each block."""
     places = [place.name for place in results.places]
-    arrows = {m: "$\\uparrow$" if METRICS[m][1] else "$\\downarrow$" for m in metrics}
     heads = [
-        f"\\multicolumn{{{len(places)}}}{{c}}{{{METRICS[m][0]} ({arrows[m]})}}" for m in metrics
+        f"\\multicolumn{{{len(places)}}}{{c}}{{{tex(HEADINGS[m][0])} ({_arrow(m)})}}"
+        for m in metrics
     ]
     lines = [
         "\\begin{table*}[t]",
@@ -140,28 +206,71 @@ def _latex_table(
         f"\\begin{{tabular}}{{l{'c' * (len(metrics) * len(places))}}}",
         "\\toprule",
         " & ".join(["", *heads]) + " \\\\",
-        " & ".join(["Method", *(_tex(p) for _ in metrics for p in places)]) + " \\\\",
-        "\\midrule",
+        " & ".join(["Method", *(tex(p) for _ in metrics for p in places)]) + " \\\\",
     ]
-    group = ""
-    for row in rows:
-        if group and row.group != group:
-            lines.append("\\midrule")
-        group = row.group
-        cells = []
-        for m in metrics:
-            for place in places:
-                value = row.cells[place].figure(m)
-                text = "--" if value is None else f"{value['estimate']:.3f}"
-                best = results.best(m, place) == row.name
-                cells.append(f"\\textbf{{{text}}}" if best else text)
-        lines.append(" & ".join([_tex(row.title), *cells]) + " \\\\")
-    base = ", ".join(f"{_tex(p.name)} {p.base_accuracy['estimate']:.3f}" for p in results.places)
+    for block in filter(None, blocks):
+        rivals = block if ranked is None else ranked
+        best = {(m, place): _best(rivals, m, place) for m in metrics for place in places}
+        lines.append("\\midrule")
+        lines += [_latex_row(row, best) for row in block]
+    base = ", ".join(f"{tex(p.name)} {p.base_accuracy['estimate']:.3f}" for p in results.places)
     lines += [
         "\\bottomrule",
         "\\end{tabular}}",
-        f"\\caption{{{caption} Base accuracy: {base}.}}",
+        f"\\caption{{{tex(caption)} Base accuracy: {base}.}}",
+        f"\\label{{tab:fuse-{label}}}",
         "\\end{table*}",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _arrow(metric: str) -> str:
+    return "$\\uparrow$" if HEADINGS[metric][1] else "$\\downarrow$"
+
+
+def _latex_row(row: Row, best: Mapping[tuple[str, str], str]) -> str:
+    cells = []
+    for (metric, place), name in best.items():
+        value = row.cells[place].figure(metric)
+        text = "--" if value is None else f"{value['estimate']:.3f}"
+        cells.append(f"\\textbf{{{text}}}" if name == row.name else text)
+    return " & ".join([tex(row.title), *cells]) + " \\\\"
+
+
+def _best(rows: Sequence[Row], metric: str, place: str) -> str:
+    """The row with the best estimate; ties go to the first, and none where nothing is there."""
+    sign = 1 if HEADINGS[metric][1] else -1
+    found = {}
+    for row in rows:
+        value = row.cells[place].figure(metric)
+        if value is not None:
+            found[row.name] = sign * float(value["estimate"])
+    return max(found, key=lambda name: found[name]) if found else ""
+
+
+def _latex_curve(curve: Curve, number: int) -> str:
+    """A curve as a table: a row per method, a column per point."""
+
+    def line(name: str, values: Sequence[float | None]) -> str:
+        return " & ".join([tex(name), *("--" if v is None else f"{v:.3f}" for v in values)])
+
+    lines = [
+        "\\begin{table}[t]",
+        "\\centering\\resizebox{\\linewidth}{!}{",
+        f"\\begin{{tabular}}{{l{'c' * len(curve.points)}}}",
+        "\\toprule",
+        " & ".join(["Method", *(tex(point) for point in curve.points)]) + " \\\\",
+        "\\midrule",
+        *(line(name, values) + " \\\\" for name, values in curve.values.items()),
+    ]
+    if curve.base_accuracy:
+        lines.append(line("base accuracy", curve.base_accuracy) + " \\\\")
+    lines += [
+        "\\bottomrule",
+        "\\end{tabular}}",
+        f"\\caption{{{tex(curve.place)}: AUROC over {tex(curve.over)}.}}",
+        f"\\label{{tab:fuse-curve-{number}}}",
+        "\\end{table}",
     ]
     return "\n".join(lines) + "\n"
 
@@ -189,11 +298,3 @@ def _signed(cell: Cell) -> str:
 
 def _pipe(cells: Sequence[str]) -> str:
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
-
-
-def _tex(text: str) -> str:
-    """Text that LaTeX takes literally."""
-    special = {c: f"\\{c}" for c in "&%$#_{}"} | {"~": "\\textasciitilde{}", "^": "\\^{}"}
-    greek = {"τ": "$\\tau$", "θ": "$\\theta$", "²": "$^2$", "Ṽ": "$\\tilde V$", "*": "$^\\star$"}
-    special["\\"] = "\\textbackslash{}"
-    return "".join({**special, **greek}.get(c, c) for c in text)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fusevlm.render.results import ANSWERED
+from fusevlm.render.results import ANSWERED, CONVENTIONS, CONVENTIONS_SAY
 
 
 def results_text(results: Mapping[str, Any]) -> str:
@@ -16,6 +16,8 @@ def results_text(results: Mapping[str, Any]) -> str:
         f"{whole['queries']} test queries; base accuracy {figure(whole['base_accuracy'])}\n"
         f"in brackets: {level} bootstrap interval over units (queries of one image)",
         _methods(whole["methods"], {"auroc": "AUROC", "aurac": "AURAC", "ece": "ECE"}),
+        CONVENTIONS_SAY,
+        _conventions(whole["methods"]),
         f"answering at risk {settings['risk']:g}: with the guarantee (Learn-then-Test, holds with "
         f"probability {1 - settings['delta']:g}), and by the empirical rule without one",
         _methods(whole["methods"], ANSWERED),
@@ -52,6 +54,14 @@ def figure(row: Mapping[str, Any] | None) -> str:
 def _methods(methods: Mapping[str, Any], columns: Mapping[str, str]) -> str:
     rows = [(name, *[figure(row[key]) for key in columns]) for name, row in methods.items()]
     return layout(("method", *columns.values()), rows)
+
+
+def _conventions(methods: Mapping[str, Any]) -> str:
+    rows = [
+        (name, *[None if row[m] is None else f"{row[m]['estimate']:.3f}" for m in CONVENTIONS])
+        for name, row in methods.items()
+    ]
+    return layout(("method", *(heading for heading, _ in CONVENTIONS.values())), rows)
 
 
 def _against(differences: Mapping[str, Mapping[str, float]]) -> str:
