@@ -354,14 +354,14 @@ def _plain(value: Any) -> Any:
 
 
 def _section(name: str, given: Mapping[str, Any], where: str) -> Any:
+    if name == "data" and isinstance(given.get("train"), str):  # one source without brackets
+        given = {**given, "train": [given["train"]] if given["train"] else []}
     return _filled(SECTIONS[name], given, name, where)
 
 
 def _filled(kind: Any, given: Mapping[str, Any], name: str, where: str, head: str = "") -> Any:
     """A dataclass from a table of TOML, whose name is ``name`` and whose heading ``head``."""
     types, head = get_type_hints(kind), head or f"[{name}]"
-    if name == "data" and isinstance(given.get("train"), str):  # one source without brackets
-        given = {**given, "train": [given["train"]] if given["train"] else []}
     for key in given:
         if key not in types:
             raise InputError(f"{where}: {head} has no key {key!r}.{checks.hint(key, types)}")
