@@ -4,6 +4,7 @@ VENV ?= .venv
 PIP_ARGS ?=
 SEED ?= 0
 LIMIT ?=
+WORKERS ?= 2
 RUN := $(VENV)/bin
 PIP_INSTALL := $(RUN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) -c constraints.txt
 
@@ -16,7 +17,7 @@ demo: $(VENV)/.demo
 	$(RUN)/fusevlm demo $(if $(LIMIT),--limit $(LIMIT)) --seed $(SEED) $(ARGS) || test $$? = 3
 
 test: $(VENV)/.test
-	$(RUN)/python -m pytest -m "not slow" $(ARGS)
+	$(RUN)/python -m pytest -m "not slow" -n $(WORKERS) --dist loadfile $(ARGS)
 
 test-all: lint $(VENV)/.docs
 	$(RUN)/python -m pytest -m slow $(ARGS)

@@ -10,7 +10,7 @@ from importlib import import_module
 from pathlib import Path
 
 # adapter, clip, guarantee, mmbench and scores are commands of their own: python -m benchmarks.NAME
-NAMES = ("imports", "evidence", "sampling", "ask", "annotations")
+NAMES = ("imports", "evidence", "sampling", "ask", "annotations", "pairs")
 
 
 def main() -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import math
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from types import ModuleType
@@ -66,6 +67,17 @@ def matrix(value: Any, name: str) -> FloatArray:
             f"{name} has shape {array.shape}; expected (rows, features) with at least one of each."
         )
     return finite(array, name)
+
+
+def states(value: Any, name: str) -> npt.NDArray[np.floating]:
+    """:func:`matrix` in the precision it comes in: float16 and float32 stay what they are."""
+    dtype = getattr(value, "dtype", None)
+    if dtype not in (np.float16, np.float32) or getattr(value, "ndim", 0) != 2 or 0 in value.shape:
+        return matrix(value, name)
+    array: npt.NDArray[np.floating] = np.asarray(value)
+    if not np.isfinite(array).all():
+        matrix(array, name)  # names the first one
+    return array
 
 
 def unit_rows(rows: FloatArray, name: str) -> FloatArray:
@@ -214,6 +226,17 @@ class Whole:
 
     def __str__(self) -> str:
         return f"a whole number of at least {self.low}"
+
+
+@dataclass(frozen=True)
+class Device:
+    """A device by the name torch gives it."""
+
+    def accepts(self, value: Any) -> bool:
+        return isinstance(value, str) and bool(re.fullmatch(r"cpu|mps|(cuda|xpu)(:\d+)?", value))
+
+    def __str__(self) -> str:
+        return "a device: cpu, cuda, cuda:1, mps or xpu"
 
 
 POSITIVE = Number(0.0, open_low=True)

@@ -8,17 +8,23 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass
 from pathlib import Path
+from types import NoneType
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 from fusevlm import checks
-from fusevlm.checks import FRACTION, SHARE, Number, OneOf, Whole
+from fusevlm.checks import FRACTION, POSITIVE, SHARE, Device, Number, OneOf, Whole
 from fusevlm.embedded import EMBEDDED
 from fusevlm.errors import InputError
 
 TRAIN = "train"  # an adapter trained in the run itself
+PAPER = "paper"  # the adapter's preset with the paper's objective
+# of [adapter]: what one objective has and the other has not
+DEFAULT_ONLY, PAPER_ONLY = ("steps",), ("epochs", "batch", "lambda1", "lambda2", "mixed")
 OFFICIAL = ("vqav2", "okvqa", "advqa")
 NONE = "none"
+READOUTS = ("u", "prior", "mean", "logistic", "global", "quantile", "box")
 SEED = Whole(0)
+DTYPE = OneOf("auto", "float32", "float16", "bfloat16")
 
 
 @dataclass(frozen=True)
@@ -30,7 +36,9 @@ class DataConfig:
     source: Annotated[str, OneOf(EMBEDDED, "files", *OFFICIAL)] = EMBEDDED
     calibration: str = ""
     test: str = ""
-    train: str = ""  # clean pairs for the adapter; only with adapter.source = "train"
+    # pairs for adapter.source = "train": tables of queries, or KIND:FOLDER of official files
+    train: tuple[str, ...] = ()
+    n_train: Annotated[int, Whole(0)] = 0  # drawn by the seed from all sources; 0 for all
     images: str = ""  # folder of the images; beside each table if empty
     n_calibration: Annotated[int, Whole(0)] = 0  # the first so many; 0 for all
     n_test: Annotated[int, Whole(0)] = 0
@@ -58,8 +66,9 @@ class SampleConfig:
     seed: Annotated[int, SEED] = 0
     half: bool = False  # hidden states as float16
     gram: str = ""  # folder of a saved Fuse: its whitened Grams are kept instead of hidden states
-    dtype: str = "auto"
-    device_map: str = ""
+    dtype: Annotated[str, DTYPE] = "auto"
+    device: Annotated[str, Device()] = "cpu"
+    device_map: str = ""  # instead of one device: spread over several, such as auto
     quantize: Annotated[str, OneOf("", "4bit", "8bit")] = ""
     revision: str = ""  # of a hub model
     path: Annotated[str, OneOf("auto", "repeated_cache")] = "auto"  # how the prompt's cache is used
@@ -71,21 +80,34 @@ class EmbedConfig:
 
     towers: str = EMBEDDED
     batch: Annotated[int, Whole(1)] = 64
-    device: str = "cpu"
+    device: Annotated[str, Device()] = "cpu"
+    dtype: Annotated[str, DTYPE] = "auto"
     revision: str = ""  # of a hub model
 
 
 @dataclass(frozen=True)
 class AdapterConfig:
-    """The prior: embedded, the folder of a trained adapter, or train."""
+    """The prior: embedded, the folder of a trained adapter, or train.
+
+    What is not given is the preset's. Settings of training count only where source is train.
+    """
 
     source: str = EMBEDDED
+    device: Annotated[str, Device()] = "cpu"  # of training, and of the statistics
     statistic: Annotated[
         str,
         OneOf("s", "s_image", "s_text", "reconstruction", "latent_distance", "disagreement"),
     ] = "s"  # the prior statistic that FUSE is given
-    inducing: Annotated[int, Whole(1)] = 250  # of a trained one
-    steps: Annotated[int, Whole(1)] = 300
+    preset: Annotated[str, OneOf("default", PAPER)] = "default"
+    latent: Annotated[int | None, Whole(1)] = None  # dimensions
+    inducing: Annotated[int | None, Whole(1)] = None  # points per modality
+    lr: Annotated[float | None, POSITIVE] = None  # learning rate, the latents' too
+    steps: Annotated[int | None, Whole(1)] = None  # at most; preset default only
+    epochs: Annotated[int | None, Whole(1)] = None  # from here on preset paper only
+    batch: Annotated[int | None, Whole(1)] = None
+    lambda1: Annotated[float | None, Number(0.0)] = None
+    lambda2: Annotated[float | None, Number(0.0)] = None
+    mixed: bool = False  # bfloat16 in the largest product
     seed: Annotated[int, SEED] = 0
 
 
@@ -99,9 +121,12 @@ class SemanticsConfig:
     rephrasings: Annotated[int, Whole(1)] = 5
     p_true: bool = False
     generator: str = EMBEDDED  # the model that asks, for rephrase = "generator"
+    wording: str = ""  # what it is told, with {answer} and perhaps {question}; its usual if empty
     nli: str = "microsoft/deberta-large-mnli"
     encoder: str = "minilm"
-    device: str = "cpu"  # of the inference model and the encoder
+    # of the inference model, the encoder and the generator
+    device: Annotated[str, Device()] = "cpu"
+    dtype: Annotated[str, DTYPE] = "auto"  # of their weights
     threshold: Annotated[float, Number(0.0, 1.0)] = 0.9  # similarity of one meaning, for sentences
     seed: Annotated[int, SEED] = 0
 
@@ -126,9 +151,7 @@ class RowConfig:
     options: dict[str, Any] = field(default_factory=dict)  # of Fuse; they win over [calibrate]
     title: str = ""  # the name if empty
     uses: Annotated[str, OneOf("both", "evidence")] = "both"
-    readout: Annotated[str, OneOf("u", "prior", "mean", "logistic", "global", "quantile")] = (
-        "u"  # what is read off the fit
-    )
+    readout: Annotated[str, OneOf(*READOUTS)] = "u"  # what is read off the fit
     layer: str = ""  # whose hidden states; score.layer if empty
     quantile: Annotated[float, SHARE] = 0.0  # of readout = "quantile"; 0 for calibrate.quantile
 
@@ -146,7 +169,7 @@ class SweepConfig:
     preset: str = "practical"
     options: dict[str, Any] = field(default_factory=dict)  # that stay as they are
     uses: Annotated[str, OneOf("both", "evidence")] = "both"
-    readout: Annotated[str, OneOf("u", "prior", "mean", "logistic", "global", "quantile")] = "u"
+    readout: Annotated[str, OneOf(*READOUTS)] = "u"
 
     def rows(self) -> tuple[RowConfig, ...]:
         """The rows of all values, in order."""
@@ -317,8 +340,10 @@ def change_config(config: Config, changes: Sequence[str]) -> Config:
 
 
 def as_tree(config: Config) -> dict[str, Any]:
-    """The config as nested plain data, lists instead of tuples."""
+    """The config as nested plain data: lists instead of tuples, without what is not given."""
     found: dict[str, Any] = _plain(asdict(config))
+    for section in SECTIONS:
+        found[section] = {k: v for k, v in found[section].items() if v is not None}
     return found
 
 
@@ -329,6 +354,8 @@ def _plain(value: Any) -> Any:
 
 
 def _section(name: str, given: Mapping[str, Any], where: str) -> Any:
+    if name == "data" and isinstance(given.get("train"), str):  # one source without brackets
+        given = {**given, "train": [given["train"]] if given["train"] else []}
     return _filled(SECTIONS[name], given, name, where)
 
 
@@ -354,7 +381,12 @@ def tables(value: Any, kind: Any, where: str) -> tuple[Any, ...]:
 
 
 def _typed(value: Any, kind: Any, where: str) -> Any:
-    """``value`` as ``kind``: str, int, float, bool, a tuple of strings or tables, or options."""
+    """``value`` as ``kind``: str, int, float, bool, a tuple of strings or tables, or options.
+
+    A kind that may be None is taken as what it is otherwise.
+    """
+    if NoneType in get_args(kind):
+        kind = next(inner for inner in get_args(kind) if inner is not NoneType)
     if get_origin(kind) is tuple and is_dataclass(get_args(kind)[0]):
         return tables(value, get_args(kind)[0], where)
     if kind == dict[str, Any]:
@@ -389,14 +421,20 @@ def _value(text: str) -> Any:
 def anchor(config: Config, home: Path) -> Config:
     """Relative paths of files that stand beside the config, made to work from anywhere."""
     tree = as_tree(config)
-    places = [("data", k) for k in ("calibration", "test", "train", "images", "folder")]
+    places = [("data", k) for k in ("calibration", "test", "images", "folder")]
     places += [("sample", "model"), ("embed", "towers"), ("adapter", "source")]
     places += [("semantics", "generator"), ("semantics", "nli"), ("sample", "gram")]
     for section, key in places:
-        name, colon, value = tree[section][key].rpartition(":")  # a registered model's NAME:SOURCE
-        if value and value not in (EMBEDDED, TRAIN) and (home / value).exists():
-            tree[section][key] = f"{name}{colon}{(home / value).resolve()}"
+        tree[section][key] = _anchored(tree[section][key], home)
+    tree["data"]["train"] = [_anchored(source, home) for source in tree["data"]["train"]]
     return make_config(tree, config.name)
+
+
+def _anchored(text: str, home: Path) -> str:
+    name, colon, value = text.rpartition(":")  # a registered model's NAME:SOURCE
+    if value and value not in (EMBEDDED, TRAIN) and (home / value).exists():
+        return f"{name}{colon}{(home / value).resolve()}"
+    return text
 
 
 def limited(config: Config, limit: int | None) -> Config:
@@ -408,6 +446,36 @@ def limited(config: Config, limit: int | None) -> Config:
     for key in ("n_calibration", "n_test"):
         tree["data"][key] = min(tree["data"][key] or limit, limit)
     return make_config(tree, config.name)
+
+
+def used_devices(config: Config) -> dict[str, str]:
+    """The device of every model that the run loads, by its key."""
+    found = {
+        "sample.device": config.sample.device,
+        "embed.device": config.embed.device,
+        "adapter.device": config.adapter.device,
+    }
+    wanted = config.semantics
+    models = {"nli", "sentences", "generator"}
+    if models & {wanted.meanings, wanted.similarity, wanted.rephrase}:
+        found["semantics.device"] = wanted.device
+    return found
+
+
+def _check_adapter(adapter: AdapterConfig) -> None:
+    """A setting that the objective does not have is refused, not ignored."""
+    idle = DEFAULT_ONLY if adapter.preset == PAPER else PAPER_ONLY
+    given = [name for name in idle if getattr(adapter, name) not in (None, False)]
+    if given:
+        other = "default" if adapter.preset == PAPER else PAPER
+        raise InputError(
+            f"adapter.{given[0]} belongs to adapter.preset = {other!r}; it is {adapter.preset!r}. "
+            f"Leave it out, or name the preset."
+        )
+    if adapter.lambda1 == adapter.lambda2 == 0.0:
+        raise InputError(
+            "adapter.lambda1 and adapter.lambda2 are both 0: nothing would be minimised."
+        )
 
 
 def _check(config: Config, where: str) -> None:
@@ -430,6 +498,16 @@ def _check(config: Config, where: str) -> None:
             raise InputError(
                 "data.train and adapter.source = 'train' belong together: the adapter is trained "
                 "on those pairs. Give both, or neither."
+            )
+        _check_adapter(config.adapter)
+        if config.sample.device_map and config.sample.device != "cpu":
+            raise InputError(
+                f"sample.device is {config.sample.device!r} and sample.device_map "
+                f"{config.sample.device_map!r}; give one of them."
+            )
+        if semantics.wording and "{answer}" not in semantics.wording:
+            raise InputError(
+                f"semantics.wording is {semantics.wording!r}; it must hold {{answer}}."
             )
         if not config.sample.layers:
             raise InputError("sample.layers is empty; name at least one, such as 'last'.")

@@ -35,7 +35,7 @@ class Samples:
 
     texts            n strings
     token_logprobs   n sequences of token log-probabilities at temperature 1, EOS included; or None
-    embeddings       [n, d] hidden states of the samples; or None
+    embeddings       [n, d] hidden states of the samples, in the precision they come in; or None
     answer           the answer that will be shown and judged (greedy); or None
     answer_logprobs  its token log-probabilities at temperature 1, EOS included; or None
     gram             [n, n] whitened Gram matrix kept instead of the embeddings; or None
@@ -71,7 +71,7 @@ class Samples:
             )
             _set(self, token_logprobs=checked)
         if self.embeddings is not None:
-            rows = checks.matrix(self.embeddings, "embeddings")
+            rows = checks.states(self.embeddings, "embeddings")
             if len(rows) != n:
                 raise InputError(
                     f"embeddings has {len(rows)} rows for {n} texts; expected one row per text."

@@ -3,39 +3,19 @@
 import gzip
 import json
 
+from fusevlm.testing import miniatures
+from fusevlm.testing.miniatures import question, wrapped
+
+__all__ = ["TEN", "annotation", "question", "wrapped", "write", "write_image", "write_pair"]
+
 TEN = [{"answer": "cat", "answer_confidence": "yes", "answer_id": i} for i in range(1, 10)] + [
     {"answer": "a kitten", "answer_confidence": "maybe", "answer_id": 10}
 ]
 
 
-def question(key, image_id=None, text=None):
-    return {
-        "image_id": key // 1000 if image_id is None else image_id,
-        "question": text or f"What is in picture {key}?",
-        "question_id": key,
-    }
-
-
 def annotation(key, answers=TEN, **other):
-    return {
-        "question_type": "what is",
-        "multiple_choice_answer": "cat",
-        "answers": answers,
-        "image_id": key // 1000,
-        "answer_type": "other",
-        "question_id": key,
-    } | other
-
-
-def wrapped(name, rows):
-    """As published: the list comes after a header and before more."""
-    return {
-        "info": {"description": "tiny \u2013 {not} a [list]", "year": 2017},
-        "task_type": "Open-Ended",
-        "license": {"url": 'https://example.org/"quoted"'},
-        name: rows,
-        "data_subtype": "val2014",
-    }
+    found = miniatures.annotation(key, answers if isinstance(answers, list) else [])
+    return found | {"multiple_choice_answer": "cat", "answers": answers} | other
 
 
 def write(path, content, **options):

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -23,6 +24,17 @@ N_CALIBRATION, N_TEST = 120, 150
 HOSTILE = '<script>alert("x")</script> & what?'
 
 
+def with_topics(world):
+    """Answers to one query share a direction, as real ones do, and stray from it with u."""
+    d = world.samples[0].embeddings.shape[1]
+    topics = 3 * np.random.default_rng(0).standard_normal((len(world), d))
+    moved = [
+        replace(said, embeddings=said.embeddings + topic)
+        for said, topic in zip(world.samples, topics, strict=True)
+    ]
+    return replace(world, samples=moved)
+
+
 def make_run(root, tree=None, *, sizes=(N_CALIBRATION, N_TEST), errors=None, unembedded=()):
     """Stages data, sample, embed and adapter as a model would have left them.
 
@@ -30,7 +42,7 @@ def make_run(root, tree=None, *, sizes=(N_CALIBRATION, N_TEST), errors=None, une
     """
     config = make_config(tree or {"name": "simulated"}, "test")
     size = sum(sizes)
-    world = simulate.queries(size, n_samples=6, d=12, seed=5)
+    world = with_topics(simulate.queries(size, n_samples=6, d=12, seed=5))
     rng = np.random.default_rng(0)
     splits = ["calibration"] * sizes[0] + ["test"] * sizes[1]
     ids = [f"{split}/{k}" for k, split in enumerate(splits)]

@@ -190,25 +190,6 @@ def test_criteria_with_and_without_a_level():
     assert parse_criterion("rouge_l@0.7", "x") == ("rouge_l", 0.7)
 
 
-def test_the_estimate_is_its_formula(config):
-    """By hand: 1,500 queries × 2 × 13.35e9 × (616 + 50 × 3) tokens at 100 TFLOP/s."""
-    place = read_bench(config(TOML)).places["one, big"]
-    found = cost.estimate(place, 100.0)
-    assert found.hours == pytest.approx(1500 * 2 * 13.35e9 * 766 / 1e14 / 3600)
-    assert found.hours == pytest.approx(0.0852, abs=1e-4)
-    assert cost.estimate(place, 200.0).hours == pytest.approx(found.hours / 2)
-    assert found.most_hours > found.hours
-    assert found.gigabytes == pytest.approx(1500 * 50 * 5120 * 2 * 4 / 1e9)
-
-
-def test_the_dry_run_lists_each_need_once(config):
-    text = cost.report(read_bench(config(TOML)).places)
-    assert text.count("llava-hf/llava-1.5-13b-hf  (26.7 GB") == 1
-    assert "openai/clip-vit-large-patch14-336  (1.71 GB, to be fetched" in text
-    assert cost.FORMULA in text
-    assert "two, big: all queries" in text
-
-
 def test_official_files_are_named_with_their_size(config):
     text = """
 [[dataset]]

@@ -191,10 +191,10 @@ def test_the_dry_run_on_the_command_line(capsys):
     assert main(["bench", "configs/paper.toml", "--dry-run", "--tflops", "200"]) == 0
     text = capsys.readouterr().out
     assert "llava-hf/llava-1.5-13b-hf  (26.7 GB" in text
-    assert "at 200 TFLOP/s" in text
+    assert "at 200 TFLOP/s and 1000 GB/s" in text
     words = ["bench", "configs/paper.toml", "--dry-run", "--limit", "30"]
     assert main(words) == 0
-    assert "VQAv2: 60 × 2 × 1.335e+10" in capsys.readouterr().out
+    assert "VQAv2: 60 queries × 50 samples" in capsys.readouterr().out
     assert main(["bench", "nowhere.toml"]) == 1
     assert "cannot read" in capsys.readouterr().err
 
@@ -235,19 +235,31 @@ def cells(path, metric):
 def test_two_places_are_two_runs(home, bench_words, capsys):
     assert main(bench_words) == 0
     captured = capsys.readouterr()
-    assert captured.err.count("done before") == 18  # all stages, twice
+    # all stages, twice, and the one adapter of both
+    assert captured.err.count("done before") == 18 + 2
     assert "\r" not in captured.err
-    assert [line for line in captured.err.splitlines() if line.startswith("==")] == [
-        "== first", "== second, half",
-    ]  # fmt: skip
+    said = [line for line in captured.err.splitlines() if line.startswith("==")]
+    (shared,) = (home / "out").glob("adapter-*")
+    assert said == [f"== {shared.name}", "== first", "== second, half"]
     for place, unit in {"first": "kind", "second__half": ""}.items():
         config = read_run(home / "out" / place)
         assert (config.sample.model, config.data.unit) == ("tiny:llava", unit)
+        assert config.adapter.source == str(shared / "train" / "model")
         assert read_manifest(home / "out" / place, "sample").counts["queries"] == 32
     tree = json.loads((home / "out" / "results.json").read_text())
     assert [(p["n_calibration"], p["n_test"]) for p in tree["places"]] == [(20, 12), (20, 12)]
     assert "first: 20 calibration, 12 test queries, 0 failed" in captured.out
     assert "second, half: 20 calibration, 12 test queries" in captured.out
+
+
+def test_the_adapter_of_a_bench_can_be_trained_before_it(home, bench_words, capsys):
+    """The folder that the bench made is the one that this command finds done."""
+    (shared,) = (home / "out").glob("adapter-*")
+    words = ["adapter", "train", str(home / "bench.toml"), "--run", str(home / "out")]
+    assert main(words) == 0
+    captured = capsys.readouterr()
+    assert captured.out == f"adapter: {shared / 'train' / 'model'}\n"
+    assert captured.err.count("done before") == 2
 
 
 def test_an_absent_baseline_is_explained_by_its_setting(home, bench_words):
@@ -310,9 +322,10 @@ def test_a_place_is_an_ordinary_run(home, bench_words, capsys):
     assert "<h2>Methods</h2>" in (run / "report" / "index.html").read_text()
     assert main(["ls", str(home / "out")]) == 0
     listed = capsys.readouterr().out.splitlines()[1:]
-    assert all("all done" in line for line in listed)
-    bench = read_bench(home / "bench.toml", limit=20)
-    found = states(home / "out" / "second__half", bench.places["second, half"])
+    done = ["done to train", "all done", "all done"]
+    assert [word in line for word, line in zip(done, listed, strict=True)] == [True] * 3
+    second = home / "out" / "second__half"
+    found = states(second, read_run(second))
     assert {state.kind for state in found.values()} == {"fresh"}
 
 

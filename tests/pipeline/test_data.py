@@ -53,7 +53,7 @@ def test_a_missing_table_is_named(tmp_path):
         inputs(config)
 
 
-def test_official_queries_are_drawn_by_image(tmp_path):
+def test_official_queries_are_drawn_by_image(tmp_path, monkeypatch):
     """All of an image on one side, the same draw for a seed, another for another."""
     keys = [image * 1000 + k for image in range(40) for k in range(3)]
     folder = tmp_path / "vqa"
@@ -75,12 +75,18 @@ def test_official_queries_are_drawn_by_image(tmp_path):
     drawn = load_splits(data)
     images = {split: {q.metadata["image_id"] for q in found} for split, found in drawn.items()}
     assert len(drawn["calibration"]) == 20
-    assert 48 <= len(drawn["test"]) <= 50  # an image on the border loses its test queries
+    assert len(drawn["test"]) == 50  # what an image on the border costs is made up for
     assert not images["calibration"] & images["test"]
     again, other = load_splits(data), load_splits(replace(data, seed=1))
     ids = [q.id for q in drawn["calibration"]]
     assert [q.id for q in again["calibration"]] == ids
     assert [q.id for q in other["calibration"]] != ids
+    # the 20th query is the second of its image: the third belongs to neither
+    whole = load_splits(replace(data, n_test=100))
+    assert (len(whole["calibration"]), len(whole["test"])) == (20, 99)
+    monkeypatch.setattr("fusevlm.pipeline.data.SPARE", 1)  # drawn again, with more to spare
+    again = load_splits(replace(data, n_calibration=19, n_test=50))
+    assert (len(again["calibration"]), len(again["test"])) == (19, 50)
     with pytest.raises(InputError, match="has 120 queries"):
         load_splits(replace(data, n_test=500))
 

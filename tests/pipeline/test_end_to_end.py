@@ -105,11 +105,15 @@ def test_a_resumed_run_has_the_answers_of_an_uninterrupted_one(home, done):
 
 def test_the_adapter_is_trained_on_training_pairs_only(done):
     run, _, _ = done
-    ids, _ = read_embeddings(run / "embed")
-    assert sum(i.startswith("train/") for i in ids) == 24
-    manifest = json.loads((run / "adapter" / "stage.json").read_text())
-    assert manifest["counts"] == {"queries": 56, "trained_on": 24}
-    record = GpAdapter.load(run / "adapter" / "model").fitted.record
+    assert len(read_embeddings(run / "embed")[0]) == 56  # judged ones only
+    counts = {
+        stage: json.loads((run / stage / "stage.json").read_text())["counts"]
+        for stage in ("pairs", "train", "adapter")
+    }
+    assert counts["pairs"] == {"pairs": 24, "failed": 0}
+    assert counts["train"] == {"pairs": 23, "held out": 1, "steps": 3}
+    assert counts["adapter"] == {"queries": 56}
+    record = GpAdapter.load(run / "train" / "model").fitted.record
     assert record.n_pairs + record.n_held_out == 24
 
 
@@ -122,7 +126,7 @@ def test_the_run_prints_what_it_wrote(done, capsys):
     assert "16 test queries" in captured.out
     for row in results["slices"][0]["methods"].values():
         assert f"{row['auroc']['estimate']:.3f} [" in captured.out
-    assert re.search(r"seconds: data \d+\.\d, sample .* together \d+", captured.out)
+    assert re.search(r"seconds: data \d+\.\d, pairs .* sample .* together \d+", captured.out)
     assert str(run / "report" / "index.html") in captured.out
     page = (run / "report" / "index.html").read_text()
     assert page.count('src="data:image/png;base64,') == 3
@@ -160,7 +164,7 @@ def test_validate_looks_into_the_tables(home, tmp_path, capsys):
     assert "data.test: 1 queries have no references, first 3" in out
     assert "evaluate.slices names the column 'kid', which the queries do not have. Did you" in out
     assert "the column 'kin', which query '0' lacks. Did you mean 'kind'" in out
-    assert "./nowhere is no folder" in out
+    assert "'./nowhere', which is no folder" in out
     assert "5 problem(s)" in out
     words = [*words[:4], "--set", "data.test="]  # nothing to slice yet
     assert main(words) == 0
@@ -239,7 +243,7 @@ def test_ask_is_what_the_parts_say(home, done):
     (said,) = model.sample([query], 4, stratified(4, seed=4), 4)
     towers = Towers.load(str(home / "dual_encoder"))
     pair = towers.images([load_image(picture)]), towers.texts(["what colour"]).vectors
-    s = GpAdapter.load(run / "adapter" / "model").statistics(*pair)["s"]
+    s = GpAdapter.load(run / "train" / "model").statistics(*pair)["s"]
     fuse = Fuse.load(run / "calibrate" / "practical")
     scores = fuse.score([said.samples], s=s)
     assert found.answer == said.samples.answer
@@ -256,7 +260,7 @@ def test_ask_is_what_the_parts_say(home, done):
 def embedded(home, done, monkeypatch):
     """The tiny models in the place of the embedded ones."""
     run, _, _ = done
-    for name, target in {"adapter": "adapter/model", "fuse": "calibrate/practical"}.items():
+    for name, target in {"adapter": "train/model", "fuse": "calibrate/practical"}.items():
         if not (home / name).exists():
             (home / name).symlink_to(run / target)
     monkeypatch.setenv("FUSEVLM_EMBEDDED", str(home))

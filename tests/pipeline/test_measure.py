@@ -24,7 +24,7 @@ def queries(wrong, units=None):
 
 
 def outcome(u, p, answered):
-    return Outcome(Applied(u, p, u, {}), {}, {EMPIRICAL: answered})
+    return Outcome(Applied(u, p, None, None, u, u, {}), {}, {EMPIRICAL: answered})
 
 
 def world(size=60, seed=0):
@@ -95,7 +95,8 @@ def test_decisions_do_not_look_at_the_labels_of_the_queries_they_are_about():
 
 
 def test_the_guaranteed_threshold_is_compared_with_its_own_scores():
-    applied = Applied(np.array([0.0, 1.0]), np.zeros(2), np.array([1.0, 0.0]), {})
+    own, apart = np.array([0.0, 1.0]), np.array([1.0, 0.0])
+    applied = Applied(own, np.zeros(2), None, None, apart, own, {})
     theta = thresholds.empirical([0.0, 0.5, 1.0], [False, False, True], risk=0.2)
     assert applied.answers(EMPIRICAL, theta).tolist() == [True, False]
     assert applied.answers(GUARANTEED, theta).tolist() == [False, True]

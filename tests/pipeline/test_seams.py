@@ -9,7 +9,6 @@ from tests.data import official
 from tests.models.conftest import make_picture
 from tests.pipeline.tiny_models import save_models, save_queries
 from tests.render.test_latex import check_structure
-from tests.semantics import small_nli
 
 from fusevlm import Fuse, config
 from fusevlm.cli import main
@@ -22,7 +21,7 @@ from fusevlm.scores import SCORES
 from fusevlm.semantics.inference import NliModel
 from fusevlm.store.generations import read_generations
 from fusevlm.store.runs import read_run
-from fusevlm.testing import tiny
+from fusevlm.testing import tiny, tiny_helpers
 
 BASE = """
 [data]
@@ -64,6 +63,8 @@ RUNS = {
         "semantics.rephrasings": 2,
         "semantics.p_true": True,
         "semantics.seed": 3,
+        "semantics.dtype": "bfloat16",
+        "embed.dtype": "bfloat16",
         "sample.temperature": "uniform",
         "sample.top_p": 0.9,
         "sample.half": True,
@@ -97,7 +98,8 @@ RUNS = {
         "semantics.threshold": 0.5,
         "semantics.encoder": "minilm-folder",
         "semantics.rephrase": "generator",
-        "semantics.generator": "vlm",
+        "semantics.generator": "blip",
+        "semantics.wording": "{answer} colour",
         "sample.temperature": "0.7",
         "sample.top_k": 5,
         "sample.stop": ["circle"],
@@ -132,11 +134,22 @@ RUNS = {
 # run elsewhere, or not to be had here
 ELSEWHERE = {
     "data.source": "files here, vqav2 below, embedded in the demo",
+    "data.n_train": "test_pairs.py",
+    "adapter.preset": "test_pairs.py",
+    "adapter.latent": "test_pairs.py",
+    "adapter.lr": "test_pairs.py",
+    "adapter.epochs": "test_pairs.py",
+    "adapter.batch": "test_pairs.py",
+    "adapter.lambda1": "test_pairs.py",
+    "adapter.lambda2": "test_pairs.py",
+    "adapter.mixed": "test_pairs.py",
+    "adapter.device": "no second device here",
     "data.folder": "test_an_official_dataset",
     "data.split": "test_an_official_dataset",
     "data.seed": "test_an_official_dataset",
     "sample.gram": "test_grams_instead_of_states",
     "sample.device_map": "no second device here",
+    "sample.device": "no second device here; refused in test_rehearsal",
     "sample.quantize": "needs bitsandbytes and a GPU",
     "sample.revision": "of a hub",
     "embed.revision": "of a hub",
@@ -152,9 +165,8 @@ def home(tmp_path_factory):
 
     root = tmp_path_factory.mktemp("seams")
     save_models(root)
-    judge = small_nli.build("bert")
-    judge.model.float().save_pretrained(root / "nli")
-    judge.tokenizer.save_pretrained(root / "nli")
+    tiny_helpers.save_inference("bert", root / "nli")
+    tiny_helpers.save_blip(root / "blip")
     (root / "minilm-folder").symlink_to(get_model_path())
     save_queries(root, ["?"])
     (root / "own.toml").write_text(BASE)
@@ -317,7 +329,7 @@ def test_an_official_dataset(home, tmp_path, capsys):
         "data.source": "vqav2", "data.folder": str(folder), "data.images": str(images.parent),
         "data.split": "train", "data.seed": 4, "data.n_calibration": 24, "data.n_test": 20,
         "data.calibration": "", "data.test": "", "data.train": "",
-        "adapter.source": str(home / "run-strings" / "adapter" / "model"),
+        "adapter.source": str(home / "run-strings" / "train" / "model"),
         "sample.model": "", "score.criterion": "vqa_accuracy", "report.pdf": False,
         "report.figures": ["roc"],
     }  # fmt: skip

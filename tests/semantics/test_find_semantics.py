@@ -173,18 +173,20 @@ def test_rephrasings_and_p_true_of_real_models(tmp_path):
 def test_models_are_loaded_on_the_device_of_the_settings(tmp_path, monkeypatch):
     from fusevlm.semantics import rephrase
 
-    def on(source, *, device):
-        return source, device
+    def on(source, *, device, dtype, **others):
+        return source, device, dtype, *others.values()
 
     monkeypatch.setattr(NliModel, "load", on)
     monkeypatch.setattr(SentenceEncoder, "load", on)
     monkeypatch.setattr(rephrase, "by_generator", on)
     kit = tools(
-        tmp_path, generator=lambda name: f"/{name}", nli="n", device="cuda:1", rephrase="generator"
-    )
-    assert kit.nli == ("n", "cuda:1")
-    assert kit.encoder == ("minilm", "cuda:1")
-    assert kit.rephraser == ("/embedded", "cuda:1")
+        tmp_path, generator=lambda name: f"/{name}", nli="n", device="cuda:1", dtype="float16",
+        rephrase="generator",
+    )  # fmt: skip
+    assert kit.nli == ("n", "cuda:1", "float16")
+    assert kit.encoder == ("minilm", "cuda:1", "float16")
+    # the embedded generator is told what it was taught, whatever its folder is called
+    assert kit.rephraser == ("/embedded", "cuda:1", "float16", rephrase.FROM_ANSWER)
 
 
 def test_what_cannot_be_found_is_refused(tmp_path):

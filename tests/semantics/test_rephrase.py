@@ -96,7 +96,7 @@ def test_rephrasings_of_a_model_are_its_nucleus_samples(vlm, queries):
 def test_a_generator_is_loaded_from_a_folder(tmp_path, queries):
     made = by_generator(tiny.save("llava", tmp_path))
     assert made.backend.decoding == rephrase.REPHRASING
-    assert made.wording == rephrase.FROM_ANSWER
+    assert made.wording == rephrase.ANOTHER
     assert len(made.rephrase(queries[:1], ANSWERS[:1], 2, seed=0)) == 1
 
 

@@ -9,15 +9,19 @@ import argparse
 import os
 import shlex
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 
 from fusevlm.cli import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, EXIT_PARTIAL, Verb
 from fusevlm.cli.progress import progress_line
 from fusevlm.config import Config, change_config, demo_config, limited, read_config
+from fusevlm.errors import InputError, library_quiet
 
 SET_HELP = "section.key=value on top of the config (repeatable)"
 LIMIT_HELP = "at most so many queries of each split"
+DRY_RUN_HELP = "load nothing: what is needed, missing or unknown; memory, disk, hours"
+REHEARSE_HELP = "all of it with tiny stand-ins for models and data, in a folder of its own"
 
 
 def _add_shared(parser: argparse.ArgumentParser) -> None:
@@ -43,6 +47,17 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
     _add_shared(parser)
     parser.add_argument("--only", metavar="STAGE", help="this stage alone")
     parser.add_argument("--redo", metavar="STAGE", help="remove it and those after it first")
+    add_trials(parser)
+
+
+def add_trials(parser: argparse.ArgumentParser) -> None:
+    """What can be done before the real thing."""
+    parser.add_argument("--dry-run", action="store_true", help=DRY_RUN_HELP)
+    parser.add_argument("--rehearse", action="store_true", help=REHEARSE_HELP)
+    parser.add_argument("--tflops", type=float, default=100.0, help="of the GPU, sustained (100)")
+    parser.add_argument(
+        "--bandwidth", type=float, default=1000.0, help="of its memory in GB/s, sustained (1000)"
+    )
 
 
 def _add_stage(parser: argparse.ArgumentParser) -> None:
@@ -64,17 +79,57 @@ def _add_ls(parser: argparse.ArgumentParser) -> None:
 
 def _run(args: argparse.Namespace) -> int:
     folder, config = _target(args)
-    code = bring_up_to_date(
-        folder,
-        config,
-        command=["run", args.target, *_given(args)],
-        quiet=args.quiet,
-        only=args.only,
-        redo=args.redo,
-    )
+    if args.dry_run:
+        return print_dry_run({config.name: config}, args)
+    words = _given(args)
+    if args.rehearse:
+        from fusevlm.testing.rehearsal import rehearse_run, save_log
+
+        folder = rehearsal_folder(folder, args.redo or args.only)
+        config, log = rehearse_run(config, folder)
+        save_log(folder, config.name, log)
+        print_stand_ins(log, folder, args.quiet)
+        words.append("--rehearse")
+    # of random models everything drifts and nothing is calibrated: no need to say so
+    with library_quiet() if args.rehearse else nullcontext():
+        code = bring_up_to_date(
+            folder,
+            config,
+            command=["run", args.target, *words],
+            quiet=args.quiet,
+            only=args.only,
+            redo=args.redo,
+        )
     if code != EXIT_INTERRUPTED and args.only in (None, "evaluate"):
         print_summary(folder, times=args.only is None)
     return code
+
+
+def rehearsal_folder(folder: Path, part: str | None) -> Path:
+    """Beside the real one, never in it."""
+    if part:
+        raise InputError("a rehearsal begins afresh each time; leave --redo and --only out.")
+    return folder.with_name(f"{folder.name}-rehearsal")
+
+
+def print_dry_run(places: Mapping[str, Config], args: argparse.Namespace) -> int:
+    """What would be needed; a device or package that is missing here is said, not refused."""
+    from fusevlm.pipeline.cost import Gpu, report
+    from fusevlm.pipeline.validate import machine_problems
+
+    print(report(places, Gpu(args.tflops, args.bandwidth)))
+    found = [line for config in places.values() for line in machine_problems(config)]
+    for line in dict.fromkeys(found):
+        print(f"on this machine: {line}")
+    return EXIT_OK
+
+
+def print_stand_ins(log: Sequence[object], folder: Path, quiet: bool) -> None:
+    """What stood in for what."""
+    if not quiet:
+        print(f"rehearsal in {folder}; its figures mean nothing. What stands in for what:")
+        for one in log:
+            print(f"  {one}")
 
 
 def _stage(stage: str) -> Callable[[argparse.Namespace], int]:
@@ -103,7 +158,6 @@ def _stage(stage: str) -> Callable[[argparse.Namespace], int]:
 
 def _target(args: argparse.Namespace) -> tuple[Path, Config]:
     """Run folder and config: a run folder knows its config."""
-    from fusevlm.errors import InputError
     from fusevlm.store.runs import read_run
 
     folder = Path(args.target)
@@ -144,6 +198,8 @@ def bring_up_to_date(
     again = shlex.join(["fusevlm", *command, *alone])
 
     def redo_command(stage: str) -> str:
+        if command[0] == "adapter":
+            return shlex.join(["fusevlm", *command, "--redo", stage])
         if to is not None and stage in VERBS:
             return shlex.join(["fusevlm", stage, *command[1:], "--redo"])
         verb = command[0] if to is None else "run"
@@ -205,7 +261,6 @@ def _demo(args: argparse.Namespace) -> int:
     # depend on how many there are
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     from fusevlm import checks
-    from fusevlm.errors import library_quiet
 
     config = demo_config(args.limit, args.seed)
     needed = {"easy_vqa": "embedded", "torch": "embedded", "transformers": "embedded",
@@ -298,9 +353,11 @@ nothing is downloaded: a small vision-language model, towers and prior come with
         _examples(
             "run configs/demo.toml", "run own-vlm.toml --run runs/llava --set sample.n=50",
             "run own-vlm.toml --limit 20 --run runs/trial", "run runs/trial",
+            "run own-vlm.toml --rehearse",
             "run own-vlm.toml --run runs/llava --redo score --set score.layer=middle", note="""\
-stages: data, sample, embed, adapter, semantics, score, calibrate, evaluate, report; finished ones
-are skipped, an interrupted one goes on; exit code 3 says that some queries failed"""),
+stages: data, pairs, train, sample, embed, adapter, semantics, score, calibrate, evaluate, report
+(pairs and train where the adapter is trained); finished ones are skipped, an interrupted one goes
+on; exit code 3 says that some queries failed"""),
         _add_run, _run,
     ),
     "sample": Verb(

@@ -58,7 +58,7 @@ def read_captions(
     if limit is not None:
         limit = checks.count(limit, "limit")
     problems = Problems(strict)
-    found = reader(Path(path), _split_of(split_lists), problems)
+    found = reader(Path(path), _split_of(split_lists, split), problems)
     return Reading(_kept(found, Path(images), split, limit, problems), problems)
 
 
@@ -94,8 +94,11 @@ def _kept(
         problems.found("damaged file", error)
 
 
-def _split_of(lists: Mapping[str, AnyPath] | None) -> _SplitOf:
-    """A function from an image's name to its split; None for an image in no list."""
+def _split_of(lists: Mapping[str, AnyPath] | None, asked: str | None) -> _SplitOf:
+    """A function from an image's name to its split; None for an image in no list.
+
+    Where one split is asked for, an image in no list is simply not of it (Flickr8k has 91).
+    """
     if not lists:
         return lambda name: ALL
     where: dict[str, str] = {}
@@ -106,7 +109,7 @@ def _split_of(lists: Mapping[str, AnyPath] | None) -> _SplitOf:
                 raise InputError(
                     f"{path}, line {number}: {name} is in the list of {where[name]!r} too."
                 )
-    return where.get
+    return where.get if asked is None else lambda name: where.get(name, "")
 
 
 def _coco(path: Path, split_of: _SplitOf, problems: Problems) -> Iterator[_Raw]:

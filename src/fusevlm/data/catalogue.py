@@ -47,9 +47,9 @@ def _open_vqa(kind: str, given: _Config) -> Iterator[Query]:
                 f"the split {split!r} of {kind} has no public answers. Use 'val', or set "
                 f"answers to false to read its questions alone."
             )
-        annotations = _packed_or_not(folder, files.annotations)
+        annotations = packed_or_not(folder, files.annotations)
     return read_vqa(
-        _packed_or_not(folder, files.questions),
+        packed_or_not(folder, files.questions),
         annotations,
         given.get("images", folder),
         name=kind,
@@ -64,11 +64,12 @@ def official_files(kind: str, folder: str, split: str) -> dict[str, Path]:
     files = official_split(kind, split)
     named = {"questions": files.questions, "annotations": files.annotations}
     return {
-        what: _packed_or_not(Path(folder), name) for what, name in named.items() if name is not None
+        what: packed_or_not(Path(folder), name) for what, name in named.items() if name is not None
     }
 
 
-def _packed_or_not(folder: Path, name: str) -> Path:
+def packed_or_not(folder: Path, name: str) -> Path:
+    """The file of that name, or its gzipped form."""
     for path in (folder / name, folder / f"{name}.gz"):
         if path.is_file():
             return path

@@ -89,7 +89,7 @@ def surprisal(samples: Samples) -> float:
 
 def response_rows(samples: Samples, options: Options) -> FloatArray:
     """Rows [n, d] ready for centring: of unit norm, minus the query's mean, where wanted."""
-    rows: FloatArray = samples.embeddings
+    rows = checks.as_floats(samples.embeddings, "embeddings")  # stored states may be half precision
     if options.normalize == "before":
         norms = np.linalg.norm(rows, axis=1, keepdims=True)
         _refuse_zero(norms, "is all zeros")

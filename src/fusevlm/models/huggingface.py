@@ -18,6 +18,7 @@ from fusevlm.data.images import load_image
 from fusevlm.errors import FuseError, InputError
 from fusevlm.models import shared_prefix
 from fusevlm.models.decode import Decoded, Prompt, decode
+from fusevlm.models.devices import need_device
 from fusevlm.models.layers import LayerTap
 from fusevlm.models.processors import load_processor
 from fusevlm.models.protocol import Capabilities, Decoding
@@ -54,14 +55,21 @@ class HuggingFace:
         revision: str | None = None,
         dtype: str = "auto",
         device_map: Any = None,
+        device: str = "cpu",
         **options: Any,
     ) -> HuggingFace:
-        """A local folder or hub name; ``options`` (quantization_config, …) go to transformers."""
+        """A local folder or hub name; ``options`` (quantization_config, …) go to transformers.
+
+        All of it goes to ``device``, unless ``device_map`` spreads it.
+        """
         from transformers import AutoModelForImageTextToText
 
+        need_device(device)
+        if device_map is not None:
+            checks.extra("accelerate", f"device_map = {device_map!r}", "gpu")
         try:
             processor = load_processor(source, revision=revision)
-            model = AutoModelForImageTextToText.from_pretrained(
+            model: Any = AutoModelForImageTextToText.from_pretrained(
                 source, revision=revision, dtype=dtype, device_map=device_map, **options
             )
         except (OSError, ValueError) as error:
@@ -69,6 +77,8 @@ class HuggingFace:
                 f"cannot load {source!r} as an image-text-to-text model: {error} Give a folder "
                 f"with config, weights and processor, or a hub name that this machine can reach."
             ) from error
+        if device_map is None and device != "cpu":
+            model = model.to(device)
         return cls(model, processor, decoding=decoding, name=source)
 
     @property

@@ -13,6 +13,7 @@ import numpy.typing as npt
 import torch
 
 from fusevlm.errors import InputError, MissingExtraError
+from fusevlm.models.devices import need_device
 from fusevlm.models.processors import load_processor
 
 Vectors = npt.NDArray[np.float32]
@@ -36,13 +37,21 @@ class Towers:
         self.limit = int(config.max_position_embeddings)
 
     @classmethod
-    def load(cls, source: str, *, revision: str | None = None, device: str = "cpu") -> Towers:
+    def load(
+        cls,
+        source: str,
+        *,
+        revision: str | None = None,
+        device: str = "cpu",
+        dtype: str = "auto",
+    ) -> Towers:
         """A local folder or hub name, such as ``openai/clip-vit-large-patch14-336``."""
         from transformers import AutoModel
 
+        need_device(device)
         try:
             processor = load_processor(source, revision=revision)
-            model = AutoModel.from_pretrained(source, revision=revision).to(device)
+            model = AutoModel.from_pretrained(source, revision=revision, dtype=dtype).to(device)
         except (OSError, ValueError) as error:
             raise InputError(f"cannot load {source!r} as image and text towers: {error}") from error
         if not hasattr(model, "get_image_features") or not hasattr(model, "get_text_features"):
@@ -80,19 +89,22 @@ class SentenceEncoder:
         self.limit = limit
 
     @classmethod
-    def load(cls, source: str = MINILM, *, device: str = "cpu") -> SentenceEncoder:
+    def load(
+        cls, source: str = MINILM, *, device: str = "cpu", dtype: str = "auto"
+    ) -> SentenceEncoder:
         """A folder, a hub name, or ``minilm`` for the encoder that pip can install."""
         import json
 
         from transformers import AutoModel, AutoTokenizer
 
+        need_device(device)
         folder = _minilm_folder() if source == MINILM else source
         facts = Path(folder) / "1_Pooling" / "config.json"
         pooling = "mean"
         if facts.is_file() and json.loads(facts.read_text()).get("pooling_mode_cls_token"):
             pooling = "first"
         try:
-            model = AutoModel.from_pretrained(folder).to(device)
+            model = AutoModel.from_pretrained(folder, dtype=dtype).to(device)
             tokenizer = AutoTokenizer.from_pretrained(folder)
         except (OSError, ValueError) as error:
             raise InputError(f"cannot load {source!r} as a sentence encoder: {error}") from error

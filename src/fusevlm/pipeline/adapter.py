@@ -5,13 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from fusevlm import checks
 from fusevlm.config import TRAIN, Config
 from fusevlm.errors import InputError
 from fusevlm.models.registry import local_input, model_folder
 from fusevlm.pipeline.run import Work
+from fusevlm.pipeline.train import MODEL
 from fusevlm.store import read_parquet, save_parquet
 from fusevlm.store.generations import read_embeddings
 from fusevlm.store.runs import require
@@ -19,7 +18,7 @@ from fusevlm.store.runs import require
 if TYPE_CHECKING:
     from fusevlm.priors.gp.adapter import GpAdapter
 
-PART, MODEL, STATISTICS = "adapter", "model", "statistics.parquet"
+PART, STATISTICS = "adapter", "statistics.parquet"
 
 
 def inputs(config: Config) -> dict[str, Path]:
@@ -29,42 +28,26 @@ def inputs(config: Config) -> dict[str, Path]:
 
 
 def make(work: Work) -> dict[str, int]:
-    """Load or train, then compute the statistics."""
+    """Load the adapter and compute the statistics."""
     checks.extra("torch", "the GP adapter", "adapter")
     ids, pairs = read_embeddings(require(work.run, "embed"))
-    training = np.array([i.startswith("train/") for i in ids])
-    if work.config.adapter.source == TRAIN:
-        _train(work, pairs["image"][training], pairs["text"][training])
     adapter = load_adapter(work.run, work.config)
-    judged = ~training
-    found = adapter.statistics(pairs["image"][judged], pairs["text"][judged])
+    found = adapter.statistics(pairs["image"], pairs["text"])
     wanted = work.config.adapter.statistic
     if wanted not in found:
         raise InputError(f"adapter.statistic is {wanted!r}; it gives {', '.join(found)}.")
-    chosen = [i for i, own in zip(ids, judged, strict=True) if own]
-    save_parquet(work.folder("adapter") / STATISTICS, {"query_id": chosen, **found})
-    return {"queries": len(chosen), "trained_on": int(training.sum())}
-
-
-def _train(work: Work, image: object, text: object) -> None:
-    from fusevlm.priors.gp.adapter import GpAdapter
-
-    options = work.config.adapter
-    adapter = GpAdapter(n_inducing=options.inducing, steps=options.steps, seed=options.seed)
-    folder = work.folder("adapter") / MODEL
-    adapter.fit(
-        image, text, folder=folder, progress=lambda p: work.progress(int(p.step), int(p.n_steps))
-    )
-    adapter.save(folder)
+    save_parquet(work.folder("adapter") / STATISTICS, {"query_id": ids, **found})
+    return {"queries": len(ids)}
 
 
 def load_adapter(run: Path, config: Config) -> GpAdapter:
     """The adapter of a run: the config's, or the one the run trained."""
     from fusevlm.priors.gp.adapter import GpAdapter
 
-    source = config.adapter.source
-    trained = run / "adapter" / MODEL
-    return GpAdapter.load(trained if source == TRAIN else model_folder(source, PART))
+    source, device = config.adapter.source, config.adapter.device
+    if source == TRAIN:
+        return GpAdapter.load(require(run, "train") / MODEL, device=device)
+    return GpAdapter.load(model_folder(source, PART), device=device)
 
 
 def read_statistics(run: Path) -> dict[str, dict[str, float]]:

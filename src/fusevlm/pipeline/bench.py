@@ -10,6 +10,7 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,8 +36,9 @@ from fusevlm.pipeline.evaluate import read_results
 from fusevlm.pipeline.figures import slug, write_bench
 from fusevlm.pipeline.methods import METHODS, check_methods, find_method, rows_of
 from fusevlm.pipeline.report import check_report
-from fusevlm.pipeline.run import Progress, run_stages
+from fusevlm.pipeline.run import TRAINING, Progress, run_stages
 from fusevlm.pipeline.score import read_scored
+from fusevlm.pipeline.train import share_adapters
 from fusevlm.render import tables
 from fusevlm.render.results import Cell, Curve, Place, Results, Row
 from fusevlm.scores import SCORES, needs_of
@@ -232,13 +234,17 @@ def run_bench(
     """Everything a benchmark asks for; tables, curves and JSON are written to ``out``."""
     found: dict[str, dict[str, Cell]] = {}
     places, curves = [], []
-    for name, config in bench.places.items():
+    again = redo in TRAINING
+    bring = partial(run_stages, say=say, progress=progress, redo_command=redo_command)
+
+    def bring_adapter(folder: Path, config: Config) -> None:
+        say(f"== {folder.name}")
+        bring(folder, config, to="train", redo=redo if again else None)
+
+    for name, config in share_adapters(bench.places, out, bring_adapter).items():
         say(f"== {name}")
         run = out / slug(name)
-        run_stages(
-            run, config, to="report", redo=redo, say=say, progress=progress,
-            redo_command=redo_command,
-        )  # fmt: skip
+        bring(run, config, to="report", redo="adapter" if again else redo)
         results = read_results(run)
         places.append(_place(name, run, config, results))
         found[name] = cells_of(run, config, results)
@@ -258,7 +264,12 @@ def cells_of(run: Path, config: Config, results: Mapping[str, Any]) -> dict[str,
     return {
         name: Cell(missing=results["absent"][name])
         if name in results["absent"]
-        else Cell(figures[name], results["differences"].get(name), seconds.get(name))
+        else Cell(
+            figures[name],
+            results["differences"].get(name),
+            results["gains"].get(name),
+            seconds.get(name),
+        )
         for name in config.calibrate.names()
     }
 

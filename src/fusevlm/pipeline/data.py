@@ -23,8 +23,9 @@ from fusevlm.types import Query
 logger = logging.getLogger(__name__)
 
 QUERIES, IMAGES = "queries.parquet", "images"
-CALIBRATION, TEST, TRAIN = "calibration", "test", "train"
+CALIBRATION, TEST = "calibration", "test"
 JUDGED = (CALIBRATION, TEST)  # the splits that are sampled and scored
+SPARE = 64  # queries drawn beyond the wanted, for those an image on the border costs
 
 
 def inputs(config: Config) -> dict[str, Path]:
@@ -71,7 +72,7 @@ def load_splits(data: DataConfig) -> dict[str, list[Query]]:
     from fusevlm.data.tables import read_queries
 
     return {
-        split: read_queries(path, data.images or None, limit=limits.get(split))
+        split: read_queries(path, data.images or None, limit=limits[split])
         for split, path in _files(data).items()
     }
 
@@ -112,7 +113,8 @@ def draw_official(data: DataConfig) -> dict[str, list[Query]]:
     """Calibration and test queries drawn from an official dataset, no image in both.
 
     Images come in an order that depends on the seed and their id only. The dataset is streamed and
-    as many queries are held as are wanted; those of an image on the border go to calibration.
+    little more queries are held than are wanted. Calibration has the first; an image on the border
+    is calibration's, its remaining queries belong to neither, and test goes on with the next image.
     """
     from fusevlm.data.catalogue import open_dataset
 
@@ -125,22 +127,24 @@ def draw_official(data: DataConfig) -> dict[str, list[Query]]:
         image = f"{data.seed}/{query.metadata['image_id']}"
         return hashlib.sha256(image.encode()).digest(), query.id
 
-    drawn = heapq.nsmallest(wanted, open_dataset(settings), key=place)
-    if len(drawn) < wanted:
-        raise InputError(
-            f"{data.folder} has {len(drawn)} queries in the split {data.split}; n_calibration and "
-            f"n_test ask for {wanted}. Ask for fewer."
-        )
-    first, rest = drawn[: data.n_calibration], drawn[data.n_calibration :]
-    border = first[-1].metadata["image_id"]
-    return {
-        "calibration": first,
-        "test": [query for query in rest if query.metadata["image_id"] != border],
-    }
+    spare = SPARE
+    while True:
+        drawn = heapq.nsmallest(wanted + spare, open_dataset(settings), key=place)
+        if len(drawn) < wanted:
+            raise InputError(
+                f"{data.folder} has {len(drawn)} queries in the split {data.split}; n_calibration "
+                f"and n_test ask for {wanted}. Ask for fewer."
+            )
+        first, rest = drawn[: data.n_calibration], drawn[data.n_calibration :]
+        border = first[-1].metadata["image_id"]
+        rest = [query for query in rest if query.metadata["image_id"] != border]
+        if len(rest) >= data.n_test or len(drawn) < wanted + spare:  # enough, or all there are
+            return {CALIBRATION: first, TEST: rest[: data.n_test]}
+        spare *= 4
 
 
 def _files(data: DataConfig) -> dict[str, str]:
-    named = {"calibration": data.calibration, "test": data.test, "train": data.train}
+    named = {"calibration": data.calibration, "test": data.test}
     return {split: path for split, path in named.items() if path}
 
 

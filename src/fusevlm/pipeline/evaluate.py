@@ -16,7 +16,14 @@ from fusevlm.errors import InputError
 from fusevlm.fuse.thresholds import Threshold
 from fusevlm.pipeline.calibrate import Tables, read_methods
 from fusevlm.pipeline.causes import causes
-from fusevlm.pipeline.measure import Outcome, best_baseline, differences, measure, outcome_of
+from fusevlm.pipeline.measure import (
+    Outcome,
+    best_baseline,
+    differences,
+    gains,
+    measure,
+    outcome_of,
+)
 from fusevlm.pipeline.methods import FUSE, group_of
 from fusevlm.pipeline.run import Work
 from fusevlm.store import read_json, read_parquet, save, save_json, save_parquet
@@ -90,6 +97,7 @@ def evaluate(
         "slices": slices,
         "best_baseline": reference,
         "differences": differences(outcomes, reference, queries, config),
+        "gains": gains(outcomes, queries, config),
         "causes": causes(queries, applied, shown, config),
     }
 

@@ -17,7 +17,16 @@ from fusevlm.config import EvaluateConfig
 from fusevlm.errors import InputError, UndefinedMetricError
 from fusevlm.fuse.thresholds import Threshold
 from fusevlm.metrics.summary import OF_P, OF_U
-from fusevlm.pipeline.methods import BASELINES, EMPIRICAL, GUARANTEED, Applied, Fitted, group_of
+from fusevlm.pipeline.methods import (
+    BASELINES,
+    EMPIRICAL,
+    GUARANTEED,
+    METHODS,
+    SOURCES,
+    Applied,
+    Fitted,
+    group_of,
+)
 from fusevlm.types import Queries
 
 WHOLE = "all"  # the slice of all queries
@@ -193,21 +202,40 @@ def differences(
     """AUROC of each method minus that of the reference, paired, with Holm's p over all of them."""
     if not reference or len(set(queries.units or ())) < 2:
         return {}
-    base = outcomes[reference].applied.u
+    base = outcomes[reference]
     found = {
-        name: metrics.paired_bootstrap(
-            "auroc", outcome.applied.u, base, queries.wrong, units=queries.units,
-            n_boot=FINER * config.bootstrap, level=config.level, seed=config.seed,
-        )
+        name: _difference(outcome, base, queries, config)
         for name, outcome in outcomes.items()
         if name != reference
-    }  # fmt: skip
-    adjusted = holm({name: difference.p_value for name, difference in found.items()})
-    keys = ("difference", "low", "high", "p_value")
-    return {
-        name: {**{k: asdict(d)[k] for k in keys}, "p_holm": adjusted[name]}
-        for name, d in found.items()
     }
+    adjusted = holm({name: d["p_value"] for name, d in found.items()})
+    return {name: {**d, "p_holm": adjusted[name]} for name, d in found.items()}
+
+
+def gains(
+    outcomes: Mapping[str, Outcome], queries: Queries, config: EvaluateConfig
+) -> dict[str, dict[str, Any]]:
+    """For each source alone: AUROC of the preset that fuses both minus that of the source."""
+    if len(set(queries.units or ())) < 2:
+        return {}
+    found = {}
+    for name, outcome in outcomes.items():
+        if group_of(name) == SOURCES and (fused := METHODS[name].preset) in outcomes:
+            found[name] = {
+                "fused": fused, **_difference(outcomes[fused], outcome, queries, config)
+            }  # fmt: skip
+    return found
+
+
+def _difference(
+    one: Outcome, other: Outcome, queries: Queries, config: EvaluateConfig
+) -> dict[str, Any]:
+    """AUROC of one method minus that of another on the same queries, by paired bootstrap."""
+    found = metrics.paired_bootstrap(
+        "auroc", one.applied.u, other.applied.u, queries.wrong, units=queries.units,
+        n_boot=FINER * config.bootstrap, level=config.level, seed=config.seed,
+    )  # fmt: skip
+    return {k: asdict(found)[k] for k in ("difference", "low", "high", "p_value")}
 
 
 def holm(p_values: Mapping[str, float]) -> dict[str, float]:

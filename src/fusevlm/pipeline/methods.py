@@ -38,9 +38,11 @@ from fusevlm.types import Queries, Scores
 GUARANTEED, EMPIRICAL = "guaranteed", "empirical"
 SHOWN = ("m0", "evidence", "m_post", "sigma_post", "prior_weight")
 JITTERS = (1e-12, 1e-10, 1e-8, 1e-6, 1e-4, 1e-2)
-FUSE, ABLATIONS, SOURCES, SENSITIVITY, BASELINES, OWN_ROWS = (
-    "FUSE", "Ablations", "Sources", "Sensitivity", "Baselines", "Own rows",
+FUSE, ABLATIONS, SOURCES, READINGS, SENSITIVITY, BASELINES, OWN_ROWS = (
+    "FUSE", "Ablations", "Sources", "Readings", "Sensitivity", "Baselines", "Own rows",
 )  # fmt: skip
+ONE_FIT = (READINGS, SENSITIVITY)  # about rankings: no second fit for a guarantee
+RANK_ONLY = ("quantile", "box")  # readouts whose threshold promises nothing
 
 
 @dataclass(frozen=True)
@@ -49,7 +51,7 @@ class Method:
 
     preset, options  of the Fuse; no preset: a score column
     uses             both sources, or evidence alone (no prior statistic is given)
-    readout          what is read off the fit: u, m0 (prior), mean, logistic, global, quantile
+    readout          what is read off the fit: u, m0 (prior), mean, logistic, global, quantile, box
     layer            whose hidden states; empty: score.layer
     quantile         of that readout; 0: calibrate.quantile
     equals, reason   the row whose ranking this one must share by the formulas (or reverse: a fitted
@@ -120,13 +122,22 @@ METHODS: dict[str, Method] = {
         _row(ABLATIONS, "paper", "paper_global", "Global Tuning", readout="global"),
         _row(ABLATIONS, "paper", "paper_ols", "OLS Ṽ", noise="ols"),
         _row(ABLATIONS, "paper", "paper_unweighted", "Unweighted", alpha=0.0),
+        _row(READINGS, "paper", "paper_box", "Algorithm box", readout="box", equals="paper",
+             reason=CONSTANT + "; z·σ² for z·σ, and m_post is compared with the θ* of u*"),
+        _row(READINGS, "paper", "paper_remainder", "α without labels", alpha="remainder"),
+        _row(READINGS, "paper", "paper_intercept_a0", "Intercept a0", intercept="a0"),
+        _row(READINGS, "paper", "paper_logprob", "Log-probabilities for p", confidence="logprob"),
+        _row(READINGS, "paper", "paper_normalized_first", "Unit norm, then whitening",
+             normalize="before"),
+        _row(READINGS, "paper", "paper_first", "The first reading", normalize="before",
+             alpha="median", probability="min_max",
+             note="unit norm first, α by UMPIRE's ratio of medians, P(wrong) by min–max"),
         *_readouts("practical"),
         _row(ABLATIONS, "practical", "practical_unweighted", "Unweighted", alpha=0.0),
         _row(ABLATIONS, "practical", "practical_independent", "Sources independent",
              sources="independent"),
         *_sensitivity("paper"),
         *_sensitivity("practical"),
-        _row(SENSITIVITY, "paper", "paper_intercept_a0", "Intercept a0", intercept="a0"),
         _row(SENSITIVITY, "paper", "paper_intercept_exact", "Intercept exact", intercept="exact",
              equals="paper_unweighted", reason="the exact intercept takes the weights out again"),
         _row(SENSITIVITY, "paper", "paper_intercept_fitted", "Intercept fitted",
@@ -211,11 +222,12 @@ class Applied:
     p_platt: FloatArray | None  # None: all tuning answers were right, or all wrong
     p_min_max: FloatArray | None  # None: all tuning scores were one number
     u_guaranteed: FloatArray  # what the guaranteed threshold is compared with
+    u_empirical: FloatArray  # and the empirical one: u, but m_post in the paper's algorithm box
     shown: dict[str, FloatArray]  # more to show, such as m0 and evidence
 
     def answers(self, rule: str, theta: Threshold) -> BoolArray:
         """Which queries are answered under one of the method's thresholds."""
-        return theta.answers(self.u_guaranteed if rule == GUARANTEED else self.u)
+        return theta.answers(self.u_guaranteed if rule == GUARANTEED else self.u_empirical)
 
 
 @dataclass(frozen=True, eq=False)
@@ -260,7 +272,8 @@ class Fitted:
         apart = u if self.apart is None else self.apart._scored(queries)[0]
         maps = (self.scales.platt, self.scales.min_max)
         platt, min_max = (None if one is None else one(u) for one in maps)
-        return Applied(u, np.clip(p, 0.0, 1.0), platt, min_max, apart, shown)
+        compared = shown["m_post"] if self.method.readout == "box" else u
+        return Applied(u, np.clip(p, 0.0, 1.0), platt, min_max, apart, compared, shown)
 
     def _scored(self, queries: Queries) -> tuple[FloatArray, FloatArray, dict[str, FloatArray]]:
         if self.fuse is None:
@@ -291,7 +304,7 @@ class Fitted:
             if self.method.readout == "quantile":
                 return {EMPIRICAL: thresholds.quantile(v.held, coverage=v.coverage)}
             found = {EMPIRICAL: thresholds.empirical(v.held, v.wrong, risk=risk)}
-            if v.apart:
+            if v.apart and self.method.readout != "box":
                 grid = thresholds.candidate_grid(v.tuning, len(v.held), risk, delta)
                 found[GUARANTEED] = thresholds.learn_then_test(
                     v.held, v.wrong, risk=risk, delta=delta, grid=grid
@@ -361,7 +374,7 @@ def fit_method(name: str, queries: Queries, config: CalibrateConfig) -> Fitted:
     given = _given(queries, method)
     options = {**_calibrated(method, config), **_ranked(method.options, given)}
     fitted = _fit_form(method, Fuse(method.preset, **options).fit(given), given, config)
-    if "threshold_share" in options or method.group == SENSITIVITY or method.readout == "quantile":
+    if "threshold_share" in options or method.group in ONE_FIT or method.readout in RANK_ONLY:
         return fitted
     kept = Fuse(method.preset, **options, threshold_share=config.threshold_share).fit(given)
     return replace(fitted, apart=_fit_form(method, kept, given, config))
@@ -496,6 +509,10 @@ READOUTS: dict[str, Callable[[Fitted, Scores, Queries], FloatArray]] = {
     "quantile": lambda fitted, scores, queries: scores.u,
     "logistic": _read_logistic,
     "global": _read_global,
+    # the algorithm box, z·σ² in place of z·σ: u − m_post is z·σ
+    "box": lambda fitted, scores, queries: (
+        scores.m_post + (scores.u - scores.m_post) * scores.sigma_post
+    ),
 }
 
 

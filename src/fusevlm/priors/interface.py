@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from fusevlm.checks import FloatArray, choice
 from fusevlm.errors import InputError
+from fusevlm.store.pairs import StoredRows
 
 Embeddings = npt.NDArray[np.float32] | npt.NDArray[np.float64]
 
@@ -37,11 +38,12 @@ class Prior(Protocol):
 
 def check_pairs(
     image: Any, text: Any, *, norm: str = "unit", widths: Mapping[str, int] | None = None
-) -> dict[str, Embeddings]:
+) -> dict[str, Any]:
     """The modalities given, by name: equal row counts, finite, known widths, norm 1 if asked.
 
     ``norm``: "unit" refuses rows whose norm is more than 1 % from 1; "normalize" divides each row
-    by its norm; "any" takes them as they are. float32 stays float32: no copy is made of large data.
+    by its norm; "any" takes them as they are. float32 stays float32: no copy is made of large data,
+    and stored pairs stay stored.
     """
     choice(norm, "norm", NORMS)
     given = {name: value for name, value in (("image", image), ("text", text)) if value is not None}
@@ -66,8 +68,13 @@ def check_pairs(
     return pairs
 
 
-def _embeddings(value: Any, name: str, norm: str) -> Embeddings:
-    rows = np.asarray(value)
+def _embeddings(value: Any, name: str, norm: str) -> Any:
+    stored = isinstance(value, StoredRows)
+    if stored and norm == "normalize":
+        raise InputError(
+            "stored pairs are read from disk as they are; norm='normalize' needs arrays."
+        )
+    rows = value if stored else np.asarray(value)
     if rows.dtype not in (np.float32, np.float64):
         try:
             rows = rows.astype(np.float32 if rows.dtype == np.float16 else np.float64)
@@ -78,7 +85,7 @@ def _embeddings(value: Any, name: str, norm: str) -> Embeddings:
             f"{name} embeddings have shape {rows.shape}; expected (pairs, width) with at least one "
             f"of each."
         )
-    scaled = np.empty_like(rows) if norm == "normalize" else rows
+    scaled: Any = np.empty_like(rows) if norm == "normalize" else rows
     for start in range(0, len(rows), _ROWS):
         part = rows[start : start + _ROWS]
         bad = ~np.isfinite(part)

@@ -54,7 +54,7 @@ SOURCE_ROWS: dict[str, str] = {
     "evidence-only": "Evidence-only (practical)",
     "practical": "Fused (practical)",
 }
-GROUPS = ("Baselines", "FUSE", "Ablations", "Own rows", "Sources", "Sensitivity")
+GROUPS = ("Baselines", "FUSE", "Ablations", "Own rows", "Sources", "Readings", "Sensitivity")
 
 
 @dataclass(frozen=True)
@@ -63,6 +63,7 @@ class Cell:
 
     figures: Mapping[str, Figure | None] = field(default_factory=dict)
     difference: Figure | None = None  # AUROC minus that of the best baseline, paired; p_holm
+    gain: Figure | None = None  # of a source alone: AUROC of both fused minus this, paired
     seconds: float | None = None  # to score (a baseline) or to fit (FUSE), all queries
     missing: str = ""  # why there is nothing
 

@@ -21,7 +21,7 @@ from fusevlm.render.results import (
     Row,
 )
 from fusevlm.render.tex import PACKAGES, tex
-from fusevlm.render.text import figure, layout
+from fusevlm.render.text import figure, layout, signed
 
 MANY = (
     "Each interval stands alone. Differences are against the baseline with the largest AUROC on "
@@ -104,6 +104,9 @@ def markdown(results: Results) -> str:
         if sources:
             parts.append(f"### {place.name}: uncertainty sources\n")
             parts += _markdown_table(sources, place.name, {m: METRICS[m] for m in SOURCES})
+            parts += [f"- {row.title}: fused minus this, AUROC {signed(gain)}" for row in sources
+                      if (gain := row.cells[place.name].gain) is not None]  # fmt: skip
+            parts.append("")
     notes = [f"- **{row.title}** ({row.group}): {row.note}" for row in results.rows if row.note]
     if notes:
         parts += ["## Notes\n", *notes, ""]
@@ -160,14 +163,19 @@ def csv_rows(results: Results) -> list[list[Any]]:
         d = cell.difference
         if d is not None:
             found.append([*first, "auroc_difference", d["difference"], d["low"], d["high"], ""])
+        d = cell.gain
+        if d is not None:
+            found.append([*first, "auroc_gain_of_fusing", d["difference"], d["low"], d["high"], ""])
     return found
 
 
 TABLE_1 = (("Baselines", "FUSE", "Ablations", "Own rows"), ("Baselines", "FUSE"))
+REST = {"Readings": "Other readings of the paper.", "Sensitivity": "Sensitivities."}
+BRIEF = ("auroc", "ece", "ece_platt", "ece_min_max", "aurac")
 
 
 def latex(results: Results) -> str:
-    """The paper's Tables 1 and 2, what it leaves open, sensitivities, and its curves in numbers."""
+    """The paper's Tables 1 and 2, what it leaves open, readings, sensitivities, its curves."""
     groups, rivals = TABLE_1
     one = [[row for row in results.rows if row.group == group] for group in groups]
     ranked = [row for row in results.rows if row.group in rivals]
@@ -178,10 +186,10 @@ def latex(results: Results) -> str:
     two = source_blocks(results)
     if two:
         parts.insert(1, _latex_table(results, two, SOURCES, "Uncertainty sources.", "sources"))
-    rest = [row for row in results.rows if row.group == "Sensitivity"]
-    if rest:
-        metrics = ("auroc", "ece", "ece_platt", "ece_min_max", "aurac")
-        parts.append(_latex_table(results, [rest], metrics, "Sensitivities.", "sensitivity", ()))
+    for group, caption in REST.items():
+        rest = [row for row in results.rows if row.group == group]
+        if rest:
+            parts.append(_latex_table(results, [rest], BRIEF, caption, group.lower(), ()))
     parts += [_latex_curve(curve, k) for k, curve in enumerate(results.curves, 1)]
     return PACKAGES + "\n".join(parts)
 
@@ -293,7 +301,7 @@ def _signed(cell: Cell) -> str:
     d = cell.difference
     if d is None:
         return ""
-    return f"{d['difference']:+.3f} [{d['low']:+.3f}, {d['high']:+.3f}], p {d['p_holm']:.3f}"
+    return f"{signed(d)}, p {d['p_holm']:.3f}"
 
 
 def _pipe(cells: Sequence[str]) -> str:

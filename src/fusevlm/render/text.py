@@ -28,6 +28,9 @@ def results_text(results: Mapping[str, Any]) -> str:
             f"Holm's",
             _against(results["differences"]),
         ]
+    if results["gains"]:
+        parts += ["AUROC of both sources fused minus that of one alone, paired",
+                  _gains(results["gains"])]  # fmt: skip
     parts += [f"absent: {name} ({why})" for name, why in results["absent"].items()]
     if len(results["slices"]) > 1:
         parts += ["AUROC in slices", _slices(results["slices"])]
@@ -65,11 +68,18 @@ def _conventions(methods: Mapping[str, Any]) -> str:
 
 
 def _against(differences: Mapping[str, Mapping[str, float]]) -> str:
-    rows = [
-        (name, f"{d['difference']:+.3f} [{d['low']:+.3f}, {d['high']:+.3f}]", f"{d['p_holm']:.3f}")
-        for name, d in differences.items()
-    ]
+    rows = [(name, signed(d), f"{d['p_holm']:.3f}") for name, d in differences.items()]
     return layout(("method", "difference", "p"), rows)
+
+
+def _gains(gains: Mapping[str, Mapping[str, Any]]) -> str:
+    rows = [(f"{d['fused']} − {name}", signed(d)) for name, d in gains.items()]
+    return layout(("methods", "difference"), rows)
+
+
+def signed(d: Mapping[str, Any]) -> str:
+    """A difference with its sign and interval."""
+    return f"{d['difference']:+.3f} [{d['low']:+.3f}, {d['high']:+.3f}]"
 
 
 def _slices(slices: Sequence[Mapping[str, Any]]) -> str:

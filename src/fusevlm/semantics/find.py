@@ -16,6 +16,7 @@ import numpy as np
 from fusevlm import checks
 from fusevlm.checks import BoolArray, FloatArray, IntArray
 from fusevlm.config import SemanticsConfig
+from fusevlm.embedded import EMBEDDED
 from fusevlm.errors import InputError
 from fusevlm.semantics.strings import by_similarity, by_string
 from fusevlm.store.cache import PairCache
@@ -70,21 +71,31 @@ class Tools:
     def nli(self) -> NliModel:
         from fusevlm.semantics.inference import NliModel
 
-        return NliModel.load(self.wanted.nli, device=self.wanted.device)
+        wanted = self.wanted
+        return NliModel.load(wanted.nli, device=wanted.device, dtype=wanted.dtype)
 
     @cached_property
     def encoder(self) -> SentenceEncoder:
         from fusevlm.models.towers import SentenceEncoder
 
-        return SentenceEncoder.load(self.wanted.encoder, device=self.wanted.device)
+        wanted = self.wanted
+        return SentenceEncoder.load(wanted.encoder, device=wanted.device, dtype=wanted.dtype)
 
     @cached_property
     def rephraser(self) -> Rephraser:
         from fusevlm.semantics import rephrase
 
         if self.wanted.rephrase == "generator":
-            folder = self.generator(self.wanted.generator)
-            return rephrase.by_generator(folder, device=self.wanted.device)
+            wanted = self.wanted
+            wording = wanted.wording
+            if wanted.generator == EMBEDDED:
+                wording = wording or rephrase.FROM_ANSWER
+            return rephrase.by_generator(
+                self.generator(wanted.generator),
+                wording=wording,
+                device=wanted.device,
+                dtype=wanted.dtype,
+            )
         if self.wanted.rephrase == "prompt":
             return rephrase.by_prompt(self.open_vlm("semantics.rephrase = 'prompt'"))
         return rephrase.Templates()

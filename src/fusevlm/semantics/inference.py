@@ -18,6 +18,7 @@ import numpy as np
 from fusevlm import checks
 from fusevlm.checks import FloatArray, IntArray
 from fusevlm.errors import InputError
+from fusevlm.models.devices import need_device
 from fusevlm.semantics.strings import greedy
 from fusevlm.store.cache import Pair, PairCache
 
@@ -164,13 +165,19 @@ class NliModel:
 
     @classmethod
     def load(
-        cls, source: str = DEFAULT_NLI, *, revision: str | None = None, device: str = "cpu"
+        cls,
+        source: str = DEFAULT_NLI,
+        *,
+        revision: str | None = None,
+        device: str = "cpu",
+        dtype: str = "auto",
     ) -> NliModel:
         """A local folder or hub name of a model for inference (MNLI or alike)."""
         transformers = checks.extra("transformers", "an NLI model", "torch")
+        need_device(device)
         try:
             model = transformers.AutoModelForSequenceClassification.from_pretrained(
-                source, revision=revision
+                source, revision=revision, dtype=dtype
             )
             tokenizer = transformers.AutoTokenizer.from_pretrained(source, revision=revision)
         except (OSError, ValueError) as error:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from fusevlm.checks import BoolArray
 from fusevlm.data.answers import same_form
 from fusevlm.errors import InputError
 from fusevlm.models.protocol import Decoding, Model
+from fusevlm.models.registry import HUGGINGFACE, load_model, need_models, split_source
 from fusevlm.types import Query
 
 if TYPE_CHECKING:
@@ -85,13 +86,38 @@ class ByModel:
         return found
 
 
-def by_generator(source: str, *, device: str = "cpu") -> ByModel:
-    """A question generator from a folder or hub name, such as the embedded one."""
-    from fusevlm.models.huggingface import HuggingFace
+def by_generator(
+    source: str, *, wording: str = "", device: str = "cpu", dtype: str = "auto"
+) -> ByModel:
+    """Any image-to-text model of transformers (folder or hub name), or a registered one, asks.
 
-    backend = HuggingFace.load(source, decoding=REPHRASING)
-    backend.model.to(device)
-    return ByModel(backend, FROM_ANSWER)
+    ``wording`` is what it is told. If empty, a model that was taught to chat is told in words what
+    to write, like :func:`by_prompt`; one that was not (BLIP and alike, trained to ask from an
+    answer) gets the answer alone.
+    """
+    name, where = split_source(source)
+    options: dict[str, Any] = {"dtype": dtype, "device": device if device != "cpu" else None}
+    if name != HUGGINGFACE:
+        return ByModel(load_model(source, REPHRASING, **options), wording or ANOTHER)
+    need_models("a question generator")
+    if chats(where):
+        return ByModel(load_model(where, REPHRASING, **options), wording or ANOTHER)
+    from fusevlm.models.image_to_text import ImageToText
+
+    backend = ImageToText.load(where, decoding=REPHRASING, dtype=dtype, device=device)
+    return ByModel(backend, wording or FROM_ANSWER)
+
+
+def chats(source: str) -> bool:
+    """Whether a model's processor comes with a chat template."""
+    from fusevlm.models.processors import load_processor
+
+    try:
+        processor = load_processor(source)
+    except (OSError, ValueError) as error:
+        raise InputError(f"cannot load {source!r} as a question generator: {error}") from error
+    inner = getattr(processor, "tokenizer", None)
+    return bool(getattr(processor, "chat_template", None) or getattr(inner, "chat_template", None))
 
 
 def by_prompt(vlm: HuggingFace) -> ByModel:

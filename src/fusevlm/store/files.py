@@ -6,6 +6,7 @@ import fcntl
 import hashlib
 import json
 import os
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -83,6 +84,16 @@ def digest(payload: bytes) -> str:
     return hashlib.sha256(payload).hexdigest()
 
 
+def digest_file(path: Path) -> str:
+    """SHA-256 of a file, read in blocks; of nothing where there is none."""
+    total = hashlib.sha256()
+    if path.is_file():
+        with path.open("rb") as stream:
+            while block := stream.read(1 << 20):
+                total.update(block)
+    return total.hexdigest()
+
+
 def digest_input(path: Path) -> str:
     """Digest of a file or folder that somebody else made."""
     total = hashlib.sha256()
@@ -97,6 +108,25 @@ def digest_input(path: Path) -> str:
 def size_of(folder: Path) -> int:
     """Bytes in a folder."""
     return sum(p.stat().st_size for p in folder.rglob("*") if p.is_file())
+
+
+def start_afresh(folder: AnyPath, mark: str) -> None:
+    """Empty a folder that an earlier command marked as its own; refuse any other with content.
+
+    ``mark`` is a file that says so, and is written at once.
+    """
+    home = Path(folder)
+    try:
+        if home.is_dir() and any(home.iterdir()):
+            if not (home / mark).is_file():
+                raise ArtefactError(
+                    f"{home} is not empty and holds no {mark}: it is somebody else's. Choose "
+                    f"another folder."
+                )
+            shutil.rmtree(home)
+    except OSError as error:
+        raise ArtefactError(f"cannot remove {home}: {error}.") from error
+    save_json(home / mark, {})
 
 
 @contextmanager

@@ -141,6 +141,8 @@ def _generation(
         "token_ids", "warped_logprobs", "temperatures", "truncated", "answer_token_ids",
         "prompt_tokens", "path", "n_near_boundary",
     )  # fmt: skip
+    if samples.embeddings is not None:
+        layers = layers | {str(layer): samples.embeddings}  # one copy in memory, not two
     return Generation(
         row["query_id"], samples, layers=layers, answer_layers=judged, **{k: row[k] for k in kept}
     )

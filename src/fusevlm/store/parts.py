@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from fusevlm.errors import ArtefactError
-from fusevlm.store.files import AnyPath, digest, save
+from fusevlm.store.files import AnyPath, digest, digest_file, save
 from fusevlm.store.tables import parquet_bytes, read_parquet
 
 NAME = re.compile(r"\.?part-(\d{5,})\.(parquet|safetensors|json)(\.\d+\.tmp)?")
@@ -85,6 +85,16 @@ def read_parts(
         yield rows, _arrays(Path(folder), part, wanted)
 
 
+def part_files(folder: AnyPath, kind: str, ending: str) -> Iterator[tuple[Path, str]]:
+    """(path, checksum) of one file of each finished part, in order; its bytes are compared."""
+    home = Path(folder)
+    for part in sorted(_finished(home, kind), key=lambda p: int(p["index"])):
+        path = _path(home, part["index"], ending)
+        if digest_file(path) != part["sha256"][ending]:
+            raise _damaged(path)
+        yield path, part["sha256"][ending]
+
+
 def _arrays(folder: Path, part: Mapping[str, Any], wanted: Wanted) -> Arrays:
     from safetensors import safe_open
 
@@ -104,10 +114,14 @@ def _checked(folder: Path, part: Mapping[str, Any], ending: str) -> bytes:
     path = _path(folder, part["index"], ending)
     payload = path.read_bytes() if path.exists() else b""
     if digest(payload) != part["sha256"][ending]:
-        raise ArtefactError(
-            f"{path} is missing or damaged. Make the stage again: --redo {folder.name}."
-        )
+        raise _damaged(path)
     return payload
+
+
+def _damaged(path: Path) -> ArtefactError:
+    return ArtefactError(
+        f"{path} is missing or damaged. Make the stage again: --redo {path.parent.name}."
+    )
 
 
 def _path(folder: Path, index: int, ending: str) -> Path:

@@ -17,25 +17,29 @@ from fusevlm.checks import BoolArray, FloatArray, count
 from fusevlm.errors import InputError, NotFittedError
 from fusevlm.priors.distances import mean_nearest_distance
 from fusevlm.priors.gp import infer
+from fusevlm.priors.gp.blocks import Units, standardise, work_type
 from fusevlm.priors.gp.bound import Statistics
 from fusevlm.priors.gp.objectives import LATENTS, Objective, Values, mean_kl, objective_for
 from fusevlm.priors.gp.options import Options, resolve
+from fusevlm.priors.gp.pairs import MANIFEST
 from fusevlm.priors.gp.parallel import Team
 from fusevlm.priors.gp.posterior import collapsed_posteriors, free_posteriors, moments
-from fusevlm.priors.gp.task import Task, Units, as_tensor, prepare, standardise
+from fusevlm.priors.gp.task import Task, as_tensor, prepare
 from fusevlm.priors.gp.train import (
     Progress,
     State,
     first_state,
     load_checkpoint,
+    price,
     save_checkpoint,
+    seconds_per_step,
     train,
 )
 from fusevlm.priors.interface import check_pairs
 
 SCHEMA_VERSION = 1
 MIGRATIONS: dict[int, store.Migration] = {}
-KIND, MANIFEST = "fusevlm.GpAdapter", "adapter.json"
+KIND = "fusevlm.GpAdapter"
 LATENT_NEIGHBOURS = 10
 
 
@@ -122,12 +126,14 @@ class GpAdapter:
         checkpoint_every: int = 25,
         fresh: bool = False,
         progress: Callable[[Progress], None] | None = None,
+        say: Callable[[str], None] | None = None,
         team: Team | None = None,
     ) -> GpAdapter:
-        """Train on paired embeddings [N, D_I] and [N, D_T].
+        """Train on paired embeddings [N, D_I] and [N, D_T], arrays or stored ones.
 
         With a ``folder``, checkpoints go there and an interrupted run of the same options and data
-        goes on where it stopped; ``fresh`` forgets it.
+        goes on where it stopped; ``fresh`` forgets it. ``say`` is told, before training begins,
+        what a step takes and what all of them would.
         """
         team = team or Team()
         count(checkpoint_every, "checkpoint_every")
@@ -142,6 +148,8 @@ class GpAdapter:
             def save(now: State) -> None:
                 save_checkpoint(home, now, task, self.options, team)
 
+        if say is not None and not (state and state.finished):
+            say(_price(objective, self.options, team, state))
         state = train(
             task,
             self.options,
@@ -160,7 +168,7 @@ class GpAdapter:
 
     def _use(self, fitted: Fitted) -> None:
         """Make the tensors that queries need."""
-        work = getattr(torch, self.options.precision)
+        work = work_type(self.options)
         t = {k: torch.as_tensor(np.array(v), device=self.device) for k, v in fitted.arrays.items()}
         names = list(fitted.widths)
         if self.options.objective == "collapsed":
@@ -213,7 +221,7 @@ class GpAdapter:
         )
 
     def _standardised(self, name: str, rows: Any) -> Tensor:
-        work = getattr(torch, self.options.precision)
+        work = work_type(self.options)
         return standardise(as_tensor(rows, self.device), self._units[name], work)
 
     def predict(self, x: Any) -> dict[str, Predictive]:
@@ -287,6 +295,18 @@ def _device(name: str) -> torch.device:
     except (RuntimeError, AssertionError) as error:
         raise InputError(f"device {name!r} cannot be used: {error}.") from error
     return device
+
+
+def _price(objective: Objective, options: Options, team: Team, state: State | None) -> str:
+    """What training will cost: from a few steps, or from those that an earlier process took."""
+    if state is not None and state.step:
+        return price(state.seconds / state.step, options, objective.n_steps, state.step)
+    literal = options.objective == "paper"
+    pace = seconds_per_step(
+        objective, options, team, n_steps=min(3, objective.n_steps) if literal else 1,
+        warm_up=int(literal),
+    )  # fmt: skip
+    return price(pace, options, objective.n_steps)
 
 
 def _only(name: str, rows: Any) -> dict[str, Any]:

@@ -31,8 +31,8 @@ import torch
 from torch import Tensor
 
 from fusevlm.errors import FuseError
+from fusevlm.priors.gp.blocks import CHUNK, Table, chunks
 
-CHUNK = 4096  # pairs at a time: 4 MB of kernel at M = 250
 JITTER = 1e-6  # on K_uu, relative to the amplitude
 
 Reduce = Callable[[Tensor], Tensor]
@@ -110,17 +110,17 @@ def decoder_of(values: Mapping[str, Tensor], name: str) -> Decoder:
 class Rows:
     """The embeddings of one modality on this process, in standardised units."""
 
-    Y: Tensor  # [n, D], float32 (or float64 in tests)
+    Y: Table  # [n, D], float32 (or float64 in tests), in memory or in blocks
     n_total: int  # pairs over all processes
     total: Tensor  # [D], Σ_n y over all processes, float64
     total2: Tensor  # [D], Σ_n y² over all processes, float64
 
 
-def rows(Y: Tensor, reduce: Reduce = alone) -> Rows:
+def rows(Y: Table, reduce: Reduce = alone) -> Rows:
     """Embeddings with their sums over all processes."""
     total = torch.zeros(Y.shape[1], dtype=torch.float64, device=Y.device)
     total2 = torch.zeros_like(total)
-    for part in torch.split(Y, CHUNK):
+    for part in chunks(Y):
         wide = part.double()
         total += wide.sum(0)
         total2 += (wide * wide).sum(0)
@@ -155,7 +155,7 @@ def inducing_cholesky(decoder: Decoder, jitter: float = JITTER) -> Tensor:
 
 
 def statistics(
-    X: Tensor, Y: Tensor, decoder: Decoder, L: Tensor, reduce: Reduce = alone, chunk: int = CHUNK
+    X: Tensor, Y: Table, decoder: Decoder, L: Tensor, reduce: Reduce = alone, chunk: int = CHUNK
 ) -> Statistics:
     """Pass 1: sums over pairs, in row chunks. Cost O(N·M·(M + D + Q)), memory O(chunk·M)."""
     M, D = len(L), Y.shape[1]
@@ -170,13 +170,13 @@ def statistics(
 
 
 def _chunks(
-    X: Tensor, Y: Tensor, decoder: Decoder, L: Tensor, chunk: int
+    X: Tensor, Y: Table, decoder: Decoder, L: Tensor, chunk: int
 ) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
     """x [n, Q], y [n, D], K_uf [M, n] and A = L⁻¹K_uf [M, n] of consecutive rows."""
     work = Y.dtype
     Z, narrow = decoder.inducing.to(work), L.to(work)
     log_l, log_a2 = decoder.log_lengthscale.to(work), decoder.log_amplitude2.to(work)
-    for x, y in zip(torch.split(X, chunk), torch.split(Y, chunk), strict=True):
+    for x, y in zip(torch.split(X, chunk), chunks(Y, chunk), strict=True):
         x = x.to(work)
         K = rbf(Z, x, log_l, log_a2)
         yield x, y, K, torch.linalg.solve_triangular(narrow, K, upper=False)

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fusevlm.priors.gp.blocks import Table, rows_of
 from fusevlm.priors.gp.bound import rbf
 from fusevlm.priors.gp.parallel import Team
 from fusevlm.priors.gp.posterior import Posterior, coordinates, moments, predictive_mean
@@ -239,10 +240,10 @@ def find_latents(
     )
 
 
-def linear_start(Z: Tensor, X: Tensor, n_pairs: int, team: Team) -> Tensor:
+def linear_start(Z: Table, X: Tensor, n_pairs: int, team: Team) -> Tensor:
     """R of z → x [D, Q]: (ZᵀZ + N/10·I)⁻¹ZᵀX on some training pairs; own rows in."""
     most = -(-RIDGE_ROWS // team.size)
-    z, x = Z[:most].double(), X[:most].double()
+    z, x = rows_of(Z, slice(0, most)).double(), X[:most].double()
     gram, cross = team.sum(z.T @ z), team.sum(z.T @ x)
     gram.diagonal().add_(0.1 * min(RIDGE_ROWS, n_pairs))
     solution: Tensor = torch.linalg.solve(gram, cross)

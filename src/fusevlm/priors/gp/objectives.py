@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from typing import Protocol
 
@@ -17,6 +18,7 @@ from torch import Tensor
 
 from fusevlm.errors import InputError
 from fusevlm.priors.gp import infer
+from fusevlm.priors.gp.blocks import rows_of, work_type
 from fusevlm.priors.gp.bound import (
     JITTER,
     Decoder,
@@ -56,17 +58,20 @@ def symmetrised_kl(
 
 
 def predictive(
-    x: Tensor, decoder: Decoder, L: Tensor, m: Tensor, T: Tensor
+    x: Tensor, decoder: Decoder, L: Tensor, m: Tensor, T: Tensor, *, mixed: bool = False
 ) -> tuple[Tensor, Tensor]:
     """Mean and variance (without noise) of every output at x [n, Q], differentiable: two [n, D].
 
     Whitened: i_k = L·ι_k with q(ι_k) = N(m_k, T_k·T_kᵀ); a = L⁻¹k(Z, x);
-    μ_k = mean_k + a·m_k, v_k = k(x, x) − ‖a‖² + ‖T_kᵀa‖².
+    μ_k = mean_k + a·m_k, v_k = k(x, x) − ‖a‖² + ‖T_kᵀa‖². The last product costs O(n·D·M²), all
+    the rest O(n·M·(M + D)): ``mixed`` takes it in bfloat16 and adds up in the type of x.
     """
     K = _kernel(decoder, x)
     a = torch.linalg.solve_triangular(L, K, upper=False)
     slack = decoder.log_amplitude2.exp() - (a * a).sum(0)
-    spread = torch.einsum("mn,dmj->ndj", a, T).square().sum(2)
+    with torch.autocast(x.device.type, torch.bfloat16) if mixed else nullcontext():
+        product = torch.einsum("mn,dmj->ndj", a, T)
+    spread = product.square().sum(2, dtype=a.dtype)
     return decoder.mean + a.T @ m, slack[:, None] + spread
 
 
@@ -79,11 +84,11 @@ def _kernel(decoder: Decoder, x: Tensor) -> Tensor:
 
 
 def free_cholesky(decoder: Decoder, jitter: float = JITTER) -> Tensor:
-    """L of K_uu + jitter·a²·I, differentiable."""
+    """L of K_uu + jitter·a²·I, differentiable; NaN if there is none, which no device waits for."""
     K = _kernel(decoder, decoder.inducing)
     eye = torch.eye(len(K), dtype=K.dtype, device=K.device)
-    L: Tensor = torch.linalg.cholesky(K + jitter * decoder.log_amplitude2.exp() * eye)
-    return L
+    L, info = torch.linalg.cholesky_ex(K + jitter * decoder.log_amplitude2.exp() * eye)
+    return torch.where(info == 0, L, torch.nan)
 
 
 def expected_log_likelihood(y: Tensor, mean: Tensor, variance: Tensor, log_noise: Tensor) -> Tensor:
@@ -106,10 +111,12 @@ def elbo(
     T: Tensor,
     n_total: int,
     jitter: float = JITTER,
+    *,
+    mixed: bool = False,
 ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
     """Σ_k ELBO_k of N pairs estimated from n of them, and the predictive moments (with noise)."""
     L = free_cholesky(decoder, jitter)
-    mean, variance = predictive(x, decoder, L, m, T)
+    mean, variance = predictive(x, decoder, L, m, T, mixed=mixed)
     fit = expected_log_likelihood(y, mean, variance, decoder.log_noise)
     return fit * (n_total / len(x)) - kl_to_prior(m, T), (mean, variance + decoder.log_noise.exp())
 
@@ -136,7 +143,7 @@ def total_loss(
 class Evaluation:
     """An objective (to be raised) with its gradient; the posterior belongs to the same values."""
 
-    objective: float
+    objective: Tensor  # [], on the device
     gradient: Values
     posteriors: Callable[[], dict[str, Posterior]]
 
@@ -145,10 +152,11 @@ class Objective(Protocol):
     """What training climbs: parameters in, an :class:`Evaluation` out; the same on every rank.
 
     ``sums`` are the sums over all processes' pairs from which, with the values, the posterior
-    follows.
+    follows. ``look_every`` steps the objective is looked at: a device waits for that.
     """
 
     n_steps: int
+    look_every: int
     betas: tuple[float, float]
 
     def first_values(self) -> Values: ...
@@ -170,11 +178,12 @@ class CollapsedObjective:
     """
 
     betas = (0.9, 0.99)
+    look_every = 1
 
     def __init__(self, task: Task, options: Options, team: Team) -> None:
         self.task, self.options, self.team = task, options, team
         self.n_steps = options.steps
-        self.work = getattr(torch, options.precision)
+        self.work = work_type(options)
 
     def first_values(self) -> Values:
         values = {LATENTS: self.task.latents[self.team.rows(self.task.n_pairs)].clone()}
@@ -195,9 +204,7 @@ class CollapsedObjective:
             stats[name] = found.stats
         if not self.options.fit_amplitude:
             _hold_amplitude(gradient)
-        return Evaluation(
-            float(total), gradient, lambda: collapsed_posteriors(values, stats, self.work)
-        )
+        return Evaluation(total, gradient, lambda: collapsed_posteriors(values, stats, self.work))
 
     def statistics(self, values: Values) -> dict[str, Statistics]:
         found = {}
@@ -227,12 +234,14 @@ class CollapsedObjective:
 class PaperObjective:
     """−(λ1·L_emb + λ2·L_KL) on mini-batches, q(i_k) free: the paper's objective literally.
 
+    A step stays on the device: an epoch's order is copied there once, and so are the pairs.
     q starts at the prior (m_k = 0, S_k = I, whitened); batches depend on seed and epoch only.
     Differs from the paper: outputs are standardised by one scale per modality, so that the kernel's
     amplitude of 1 has a meaning; the start is the same PCA as the default's.
     """
 
     betas = (0.9, 0.999)
+    look_every = 10
 
     def __init__(self, task: Task, options: Options, team: Team) -> None:
         if team.size > 1:
@@ -243,7 +252,8 @@ class PaperObjective:
         self.task, self.options = task, options
         self.per_epoch = math.ceil(task.n_pairs / options.batch_size)
         self.n_steps = options.epochs * self.per_epoch
-        self.work = getattr(torch, options.precision)
+        self.work = work_type(options)
+        self._order: tuple[int, Tensor] | None = None  # of the epoch at hand
 
     def first_values(self) -> Values:
         values = {LATENTS: self.task.latents.to(self.work)}
@@ -258,9 +268,12 @@ class PaperObjective:
     def batch(self, step: int) -> Tensor:
         """Row numbers of a step: a fresh permutation each epoch."""
         epoch, place = divmod(step, self.per_epoch)
-        order = np.random.default_rng([self.options.seed, epoch]).permutation(self.task.n_pairs)
+        if self._order is None or self._order[0] != epoch:
+            rng = np.random.default_rng([self.options.seed, epoch])
+            order = torch.as_tensor(rng.permutation(self.task.n_pairs))
+            self._order = epoch, order.to(self.task.latents.device)
         size = self.options.batch_size
-        return torch.as_tensor(order[place * size : (place + 1) * size])
+        return self._order[1][place * size : (place + 1) * size]
 
     def evaluate(self, step: int, values: Values) -> Evaluation:
         leaves = {name: value.detach().requires_grad_() for name, value in values.items()}
@@ -269,11 +282,12 @@ class PaperObjective:
         for name, data in self.task.data.items():
             elbos[name], predicted[name] = elbo(
                 leaves[LATENTS][index],
-                data.Y[index],
+                rows_of(data.Y, index),
                 decoder_of(leaves, name),
                 leaves[f"{name}.q_mean"],
                 torch.tril(leaves[f"{name}.q_factor"]),
                 self.task.n_pairs,
+                mixed=self.options.precision == "mixed",
             )
         o = self.options
         loss = total_loss(elbos, predicted, self.task.n_pairs, o.lambda1, o.lambda2)
@@ -281,7 +295,7 @@ class PaperObjective:
         gradient = dict(zip(leaves, found, strict=True))
         if not o.fit_amplitude:
             _hold_amplitude(gradient)
-        total = float(torch.stack([e.detach() for e in elbos.values()]).sum())
+        total = torch.stack([e.detach() for e in elbos.values()]).sum()
         return Evaluation(total, gradient, lambda: self.posteriors(values))
 
     def posteriors(self, values: Values) -> dict[str, Posterior]:

@@ -10,6 +10,8 @@ from fusevlm.checks import POSITIVE, SHARE, Number, OneOf, Whole
 from fusevlm.errors import InputError
 from fusevlm.priors.interface import NORMS
 
+MOST_HELD_OUT = 500
+
 
 @dataclass(frozen=True)
 class Options:
@@ -31,7 +33,8 @@ class Options:
     check_every      steps between looks at the held-out pairs
     patience         looks without a gain of ``min_gain`` nat per output before stopping
     norm             unit: refuse rows that are not of norm 1; normalize: divide; any: leave
-    precision        of kernels and data; Choleskys and the bound are float64 always
+    precision        of kernels and data; Choleskys and the bound are float64 always. mixed:
+                     float32, and bfloat16 (autocast) in the paper's one large product, with its S_k
     """
 
     objective: Annotated[str, OneOf("collapsed", "paper")] = "collapsed"
@@ -52,7 +55,7 @@ class Options:
     patience: Annotated[int, Whole()] = 3
     min_gain: Annotated[float, Number(0.0)] = 1e-4
     norm: Annotated[str, OneOf(*NORMS)] = "unit"
-    precision: Annotated[str, OneOf("float32", "float64")] = "float32"
+    precision: Annotated[str, OneOf("float32", "float64", "mixed")] = "float32"
     seed: Annotated[int, Whole(0)] = 0
 
 
@@ -82,4 +85,29 @@ def resolve(preset: str = "default", **changes: Any) -> Options:
             "lambda1 and lambda2 belong to the paper's objective, in which q(i_k) is free: with "
             "λ2·L_KL the collapsed q is no longer the optimum. Use objective='paper'."
         )
+    if options.objective == "collapsed" and options.precision == "mixed":
+        raise InputError("precision='mixed' belongs to the paper's objective; use 'float32'.")
+    if options.objective == "paper" and options.lambda1 == options.lambda2 == 0.0:
+        raise InputError("lambda1 and lambda2 are both 0: nothing would be minimised.")
     return options
+
+
+def n_held_out(n_pairs: int, options: Options) -> int:
+    """How many of so many pairs are kept for early stopping."""
+    return min(MOST_HELD_OUT, round(options.held_out * n_pairs))
+
+
+def refuse_few(n_pairs: int, options: Options) -> None:
+    """Pairs that cannot carry the inducing points or the latent dimensions are refused."""
+    n_held = n_held_out(n_pairs, options)
+    n_train = n_pairs - n_held
+    if n_train < options.n_inducing:
+        raise InputError(
+            f"{n_train} training pairs ({n_held} more held out) are fewer than "
+            f"{options.n_inducing} inducing points. Add pairs, or lower n_inducing."
+        )
+    if n_train <= options.n_latent:
+        raise InputError(
+            f"{n_train} training pairs cannot start {options.n_latent} latent dimensions. "
+            f"Add pairs, or lower n_latent."
+        )

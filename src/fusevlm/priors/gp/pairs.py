@@ -10,10 +10,13 @@ import numpy as np
 
 from fusevlm.checks import extra
 from fusevlm.errors import ArtefactError, InputError
+from fusevlm.store import read_json
 from fusevlm.store.generations import read_embeddings
+from fusevlm.store.pairs import open_pairs
 
+MANIFEST = "adapter.json"
 LAYOUTS = (
-    "run folder of fusevlm embed, .parquet (columns image and text, lists of numbers), "
+    "run folder, .parquet (columns image and text, lists of numbers), "
     ".safetensors (image, text) or .npy ([2, N, D])"
 )
 
@@ -23,11 +26,13 @@ def read_pairs(
     *,
     image: str | os.PathLike[str] | None = None,
     text: str | os.PathLike[str] | None = None,
+    training: bool = False,
 ) -> dict[str, Any]:
     """``{"image": [N, D_I], "text": [N, D_T]}`` from one file, or from a npy file each.
 
     One of the two may be missing from the file, or not be given. A run folder (or its ``embed``)
-    adds ``query_id``.
+    adds ``query_id``; for ``training`` its own training pairs are taken where it has some, and stay
+    on disk.
     """
     if path is None:
         files = {"image": image, "text": text}
@@ -39,6 +44,8 @@ def read_pairs(
         raise InputError("give one file of pairs, or --image and --text, not both.")
     source = Path(path)
     if source.is_dir():
+        if training and (source / "pairs").is_dir():
+            return dict(open_pairs(source / "pairs"))
         inner = source / "embed"
         ids, found = read_embeddings(inner if inner.is_dir() else source)
         return {**found, "query_id": ids}
@@ -51,6 +58,18 @@ def read_pairs(
     if not found:
         raise ArtefactError(f"{source} has neither image nor text; expected {LAYOUTS}.")
     return found
+
+
+def saved_widths(folder: str | os.PathLike[str]) -> dict[str, int]:
+    """The widths of a saved adapter by modality, without loading it; none where it is not local."""
+    path = Path(folder) / MANIFEST
+    if not path.is_file():
+        return {}
+    try:
+        found = read_json(path, "Save the adapter again.")["content"]["fields"]["widths"]["map"]
+        return {str(name): int(width) for name, width in found.items()}
+    except (KeyError, TypeError, ValueError) as error:
+        raise ArtefactError(f"{path} is no adapter's: {error!r}. Save it again.") from error
 
 
 def _read_npy(source: Path) -> Any:

@@ -8,30 +8,29 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fusevlm.errors import InputError
-from fusevlm.priors.gp.bound import CHUNK, Decoder, Rows, rows
-from fusevlm.priors.gp.options import Options
+from fusevlm.priors.gp.blocks import (
+    CHUNK,
+    Blocks,
+    Table,
+    Units,
+    chunks,
+    part_of,
+    standardise,
+    stored_table,
+    work_type,
+)
+from fusevlm.priors.gp.bound import Decoder, Rows, rows
+from fusevlm.priors.gp.options import Options, n_held_out, refuse_few
 from fusevlm.priors.gp.parallel import Team
 from fusevlm.priors.interface import Embeddings
-
-MOST_HELD_OUT = 500
-
-
-@dataclass(frozen=True)
-class Units:
-    """Standardised = (embedding − shift)/scale: one scale per modality, so outputs stay comparable.
-
-    The model sees an average output variance of 1; predictions are given in embedding units.
-    """
-
-    shift: Tensor  # [D], float64
-    scale: Tensor  # [], float64
+from fusevlm.store.pairs import StoredRows
 
 
 def as_tensor(embeddings: Embeddings, device: torch.device) -> Tensor:
@@ -39,19 +38,20 @@ def as_tensor(embeddings: Embeddings, device: torch.device) -> Tensor:
     return torch.as_tensor(np.require(embeddings, requirements=["C", "W"]), device=device)
 
 
-def units(Y: Tensor) -> Units:
+def units(Y: Table) -> Units:
     """Mean of each output and the root of the average output variance."""
-    shift = Y.mean(0, dtype=torch.float64)
-    total = sum(((p.double() - shift) ** 2).sum() for p in torch.split(Y, CHUNK))
-    return Units(shift, torch.as_tensor(total / Y.numel()).sqrt())
+    N, D = Y.shape
+    shift = torch.zeros(D, dtype=torch.float64, device=Y.device)
+    for part in chunks(Y):
+        shift += part.sum(0, dtype=torch.float64)
+    shift /= N
+    total = torch.zeros((), dtype=torch.float64, device=Y.device)
+    for part in chunks(Y):
+        total += (part.double() - shift).square_().sum()
+    return Units(shift, (total / (N * D)).sqrt())
 
 
-def standardise(Y: Tensor, u: Units, work: torch.dtype) -> Tensor:
-    """Embeddings in the decoder's units."""
-    return (Y.to(work) - u.shift.to(work)) / u.scale.to(work)
-
-
-def principal_latents(Ys: Sequence[Tensor], Q: int, seed: int, n_passes: int = 6) -> Tensor:
+def principal_latents(Ys: Sequence[Table], Q: int, seed: int, n_passes: int = 6) -> Tensor:
     """Q principal components of the concatenated modalities as latents [N, Q], float64.
 
     Columns keep the proportions of the singular values (one lengthscale serves them all) and have
@@ -64,14 +64,32 @@ def principal_latents(Ys: Sequence[Tensor], Q: int, seed: int, n_passes: int = 6
     left = block.to(device, work)
     for _ in range(n_passes):
         left = torch.linalg.qr(left).Q
-        left = sum((Y @ (Y.T @ left) for Y in Ys), torch.zeros_like(left))
+        left = _grammed(Ys, left)
     basis = torch.linalg.qr(left).Q
-    inner = torch.cat([Y.T @ basis for Y in Ys]).double()  # [ΣD, width]
+    inner = torch.cat([_projected(Y, basis) for Y in Ys]).double()  # [ΣD, width]
     lam, V = torch.linalg.eigh(inner.T @ inner)
     X: Tensor = (basis.double() @ V)[:, -Q:].flip(1) * lam[-Q:].flip(0).clamp(min=0.0).sqrt()
     X = X / X.square().mean().sqrt()
     largest = X.gather(0, X.abs().argmax(0, keepdim=True))
     return X * torch.where(largest < 0.0, -1.0, 1.0)
+
+
+def _projected(Y: Table, left: Tensor) -> Tensor:
+    """Yᵀ·left [D, width], block by block."""
+    total = torch.zeros(Y.shape[1], left.shape[1], dtype=left.dtype, device=left.device)
+    for y, part in zip(chunks(Y), torch.split(left, CHUNK), strict=True):
+        total += y.T @ part
+    return total
+
+
+def _grammed(Ys: Sequence[Table], left: Tensor) -> Tensor:
+    """Σ Y·Yᵀ·left [N, width], block by block."""
+    found = torch.zeros_like(left)
+    for Y in Ys:
+        inner = _projected(Y, left)
+        for y, part in zip(chunks(Y), torch.split(found, CHUNK), strict=True):
+            part += y @ inner
+    return found
 
 
 def cluster_centres(X: Tensor, M: int, seed: int, n_passes: int = 8) -> Tensor:
@@ -86,7 +104,7 @@ def cluster_centres(X: Tensor, M: int, seed: int, n_passes: int = 8) -> Tensor:
     return centres
 
 
-def first_decoder(X: Tensor, Y: Tensor, M: int, seed: int, *, ard: bool) -> Decoder:
+def first_decoder(X: Tensor, Y: Table, M: int, seed: int, *, ard: bool) -> Decoder:
     """Decoder at the start: ℓ = √Q, amplitude 1, noise what a linear map from X leaves unexplained.
 
     ``Y`` is standardised, X has unit variance on average.
@@ -94,7 +112,7 @@ def first_decoder(X: Tensor, Y: Tensor, M: int, seed: int, *, ard: bool) -> Deco
     Q = X.shape[1]
     cross = torch.zeros(Q, Y.shape[1], dtype=torch.float64, device=X.device)
     total2 = torch.zeros(Y.shape[1], dtype=torch.float64, device=X.device)
-    for x, y in zip(torch.split(X, CHUNK), torch.split(Y, CHUNK), strict=True):
+    for x, y in zip(torch.split(X, CHUNK), chunks(Y), strict=True):
         cross += x.T @ y.double()
         total2 += y.double().square().sum(0)
     gram = X.T @ X + 1e-6 * len(X) * torch.eye(Q, dtype=torch.float64, device=X.device)
@@ -135,35 +153,34 @@ class Task:
 
 
 def prepare(
-    pairs: Mapping[str, Embeddings], options: Options, team: Team, device: torch.device
+    pairs: Mapping[str, Embeddings | StoredRows], options: Options, team: Team, device: torch.device
 ) -> Task:
-    """Split off held-out pairs, standardise, start from PCA; every rank computes the same"""
+    """Split off held-out pairs, standardise, start from PCA; every rank computes the same.
+
+    Stored pairs stay where they are and are read in blocks; arrays are standardised once.
+    """
     size = len(next(iter(pairs.values())))
-    n_held = min(MOST_HELD_OUT, round(options.held_out * size))
+    refuse_few(size, options)
+    n_held = n_held_out(size, options)
     n_train = size - n_held
-    if n_train < options.n_inducing:
-        raise InputError(
-            f"{n_train} training pairs ({n_held} more held out) are fewer than "
-            f"{options.n_inducing} inducing points. Add pairs, or lower n_inducing."
-        )
-    if n_train <= options.n_latent:
-        raise InputError(
-            f"{n_train} training pairs cannot start {options.n_latent} latent dimensions. "
-            f"Add pairs, or lower n_latent."
-        )
     order = np.random.default_rng(options.seed).permutation(size)
     train, held = np.sort(order[n_held:]), np.sort(order[:n_held])
-    work = getattr(torch, options.precision)
-    scales, whole, apart = {}, {}, {}
+    work = work_type(options)
+    scales, apart = {}, {}
+    whole: dict[str, Table] = {}
     for name, embeddings in pairs.items():
-        Y = as_tensor(embeddings[train] if n_held else embeddings, device)
-        scales[name] = units(Y)
-        if not float(scales[name].scale) > 0.0:
+        Y: Table
+        if isinstance(embeddings, StoredRows):
+            Y = stored_table(embeddings, train, device, work)
+        else:
+            Y = as_tensor(embeddings[train] if n_held else embeddings, device)
+        scales[name] = u = units(Y)
+        if not float(u.scale) > 0.0:
             raise InputError(f"all {name} embeddings are equal; nothing can be learnt from them.")
-        whole[name] = standardise(Y, scales[name], work)
+        whole[name] = replace(Y, units=u) if isinstance(Y, Blocks) else standardise(Y, u, work)
         if n_held:
             rest = as_tensor(embeddings[held], device)
-            apart[name] = standardise(rest, scales[name], work)
+            apart[name] = standardise(rest, u, work)
     X = principal_latents(list(whole.values()), options.n_latent, options.seed)
     decoders = {
         name: first_decoder(X, Y, options.n_inducing, options.seed, ard=options.ard)
@@ -172,7 +189,7 @@ def prepare(
     own = team.rows(n_train)
     return Task(
         data={
-            name: rows(Y if team.size == 1 else Y[own].clone(), team.sum)
+            name: rows(Y if team.size == 1 else part_of(Y, own), team.sum)
             for name, Y in whole.items()
         },
         held_out=apart,
@@ -184,9 +201,12 @@ def prepare(
     )
 
 
-def _fingerprint(pairs: Mapping[str, Embeddings]) -> str:
+def _fingerprint(pairs: Mapping[str, Embeddings | StoredRows]) -> str:
     digest = hashlib.sha256()
     for name, embeddings in pairs.items():
+        if isinstance(embeddings, StoredRows):
+            digest.update(f"{name} {embeddings.shape} {embeddings.fingerprint}".encode())
+            continue
         digest.update(f"{name} {embeddings.shape} {embeddings.dtype}".encode())
         for begin in range(0, len(embeddings), 8192):
             digest.update(np.ascontiguousarray(embeddings[begin : begin + 8192]).tobytes())

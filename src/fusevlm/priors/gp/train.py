@@ -80,12 +80,14 @@ def train(
     """Adam from ``state`` until the steps, the patience or the numbers run out."""
     clock = time.monotonic() - state.seconds
     begun_at, begun = state.step, time.monotonic()
+    waiting: list[Tensor] = []  # objectives still on the device
     marks = infer.landmark_latents(task.latents, [options.seed, 1])
     while not state.finished:
         found = objective.evaluate(state.step, state.values)
-        _refuse_divergence(task, options, state, found.objective)
-        state.history["objective"].append(task.per_output(found.objective))
+        waiting.append(found.objective)
         last = state.step >= objective.n_steps
+        if state.step % objective.look_every == 0 or last:
+            _note(task, options, state, waiting)
         if task.held_out and (state.step % options.check_every == 0 or last):
             _look_at_held_out(task, options, team, state, found.posteriors(), marks)
         if last:
@@ -109,8 +111,39 @@ def train(
                 )
             )
         if checkpoint is not None and (state.finished or state.step % checkpoint_every == 0):
+            _note(task, options, state, waiting)
             checkpoint(state)
     return state
+
+
+def seconds_per_step(
+    objective: Objective, options: Options, team: Team, *, n_steps: int, warm_up: int = 0
+) -> float:
+    """Measured on steps that are thrown away, from the start."""
+    state = first_state(objective)
+    begun = time.monotonic()
+    for number in range(warm_up + n_steps):
+        if number == warm_up:
+            begun = time.monotonic()
+        found = objective.evaluate(state.step, state.values)
+        adam_step(state, found.gradient, options, objective, team)
+        state.step += 1
+        if number + 1 in (warm_up, warm_up + n_steps):
+            float(found.objective)  # wait for the device
+    return (time.monotonic() - begun) / n_steps
+
+
+def price(pace: float, options: Options, n_steps: int, n_done: int = 0) -> str:
+    """What training costs, in words, from the seconds a step takes."""
+    left = pace * (n_steps - n_done)
+    hours = f"{left / 3600:.3g} hours" if left >= 3600 else f"{left / 60:.3g} minutes"
+    left_of = f"{n_steps - n_done:,} of {n_steps:,} steps" if n_done else f"{n_steps:,} steps"
+    if options.objective == "collapsed":
+        return f"collapsed bound: {pace:.3g} s a step, at most {left_of}: at most {hours}"
+    return (
+        f"the paper's objective: {pace:.3g} s a step, {left_of} in {options.epochs} epochs: "
+        f"about {hours} (the collapsed bound, preset default, takes a few hundred full-batch steps)"
+    )
 
 
 def adam_step(
@@ -129,6 +162,15 @@ def adam_step(
         state.values[name] = value if name == LATENTS else team.from_first(value)
 
 
+def _note(task: Task, options: Options, state: State, waiting: list[Tensor]) -> None:
+    """Objectives from the device into the history, each looked at."""
+    found = torch.stack(waiting).tolist() if waiting else []
+    waiting.clear()
+    for value in found:
+        _refuse_divergence(task, options, state, value)
+        state.history["objective"].append(task.per_output(value))
+
+
 def _refuse_divergence(task: Task, options: Options, state: State, objective: float) -> None:
     """Stop, and say so, at a NaN or a full-batch bound that fell below where it began."""
     history = state.history["objective"]
@@ -137,8 +179,8 @@ def _refuse_divergence(task: Task, options: Options, state: State, objective: fl
     if not math.isfinite(objective) or fell:
         before = f" (it was {history[-1]:.4f} a step before)" if history else ""
         raise DivergedError(
-            f"training diverged at step {state.step}: the bound is {now:.4f} nat per output{before}"
-            f". Lower lr and latent_lr (now {options.lr:g} and {options.latent_lr:g})."
+            f"training diverged at step {len(history)}: the bound is {now:.4f} nat per output"
+            f"{before}. Lower lr and latent_lr (now {options.lr:g} and {options.latent_lr:g})."
         )
 
 
