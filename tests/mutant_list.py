@@ -30,7 +30,7 @@ class Mutant:
 
     @property
     def room(self) -> str:
-        return self.file.partition("/")[0]
+        return self.file.partition("/")[0].removesuffix(".py")
 
 
 MUTANTS = [

@@ -49,6 +49,8 @@ def main() -> int:
     args = parser.parse_args()
     chosen = [m for m in MUTANTS if not args.only or m.name.startswith(tuple(args.only)) or
               m.room in args.only]  # fmt: skip
+    if not chosen:
+        parser.error(f"no mutant is called {' or '.join(args.only)}, and no room; see --list")
     if args.list:
         for room, mutants in groupby(chosen, key=lambda m: m.room):
             print(room)
