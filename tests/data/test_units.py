@@ -18,7 +18,7 @@ def test_queries_about_one_image_are_one_unit(tmp_path):
     a, b, c, both = units_of(
         [
             query("a", tmp_path / "x.png"),
-            query("b", str(tmp_path / "." / "x.png")),
+            query("b", f"{tmp_path}/./x.png"),
             query("c", tmp_path / "y.png"),
             query("d", tmp_path / "x.png", tmp_path / "y.png"),
         ]

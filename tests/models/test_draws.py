@@ -32,10 +32,11 @@ def test_inverse_transform_hits_each_token_as_often_as_it_should():
     assert near.numpy()[expected < 0.5 * NEAR_BOUNDARY].all()
 
 
-def test_a_number_at_the_very_end_still_gives_a_possible_token():
-    p = torch.tensor([[0.3, 0.7, 0.0, 0.0]])
-    token, _ = choose(p, torch.tensor([1.0 - 1e-17], dtype=torch.float64))
-    assert int(token) == 1
+def test_a_number_at_either_end_still_gives_a_possible_token():
+    p = torch.tensor([[0.0, 0.3, 0.7, 0.0, 0.0]])
+    for u, expected in ((0.0, 1), (1.0 - 1e-17, 2)):
+        token, _ = choose(p, torch.tensor([u], dtype=torch.float64))
+        assert int(token) == expected
 
 
 @pytest.mark.parametrize("top_k", [None, 5, 1000])
@@ -58,6 +59,9 @@ def test_temperature_zero_is_greedy_whatever_else_is_set():
     p = warp(logits, torch.tensor([0.0, 1.0]), top_p=0.5, top_k=2)
     assert p[0].tolist() == [0.0, 1.0, 0.0]
     assert p[1, 0] == 1.0
+    p = warp(logits, torch.tensor([1.0, 0.0]))
+    torch.testing.assert_close(p[0], logits[0].softmax(dim=-1))
+    assert p[1].tolist() == [1.0, 0.0, 0.0]
 
 
 def test_monte_carlo_temperatures_are_stratified_and_seeded():

@@ -35,13 +35,16 @@ def with_topics(world):
     return replace(world, samples=moved)
 
 
-def make_run(root, tree=None):
-    """Stages data, sample, embed and adapter as a model would have left them."""
+def make_run(root, tree=None, *, sizes=(N_CALIBRATION, N_TEST), errors=None, unembedded=()):
+    """Stages data, sample, embed and adapter as a model would have left them.
+
+    ``errors`` of failed queries and those ``unembedded`` go by their number.
+    """
     config = make_config(tree or {"name": "simulated"}, "test")
-    size = N_CALIBRATION + N_TEST
+    size = sum(sizes)
     world = with_topics(simulate.queries(size, n_samples=6, d=12, seed=5))
     rng = np.random.default_rng(0)
-    splits = ["calibration"] * N_CALIBRATION + ["test"] * N_TEST
+    splits = ["calibration"] * sizes[0] + ["test"] * sizes[1]
     ids = [f"{split}/{k}" for k, split in enumerate(splits)]
     severity = rng.integers(0, 6, size)
     rows = {
@@ -78,10 +81,15 @@ def make_run(root, tree=None):
         )
         for k, one in enumerate(world.samples)
     ]
+    for k, error in (errors or {}).items():
+        generations[k] = Generation(ids[k], error=error)
     parts = Parts(root / "sample", KIND)
     for index, start in enumerate(range(0, size, 64)):
         write_generations(parts, index, generations[start : start + 64])
-    save_parquet(root / "adapter" / STATISTICS, {"query_id": ids, "s": world.s})
+    seen = [k for k in range(size) if k not in unembedded]
+    save_parquet(
+        root / "adapter" / STATISTICS, {"query_id": [ids[k] for k in seen], "s": world.s[seen]}
+    )
     (root / "embed").mkdir()
     upstream = {}
     for name, after in {"data": (), "sample": ("data",), "embed": ("data",),
@@ -122,6 +130,19 @@ def finished(tmp_path_factory):
     config, world = make_run(root, TREE)
     run_stages(root, config)
     return root, config, world
+
+
+@pytest.fixture
+def small(tmp_path):
+    """(folder, config, world) of a run that is made up to the stage adapter: 40 and 30 queries."""
+    root = tmp_path / "small"
+    tree = {
+        **TREE,
+        "score": {"baselines": ["g_nll", "distinct"]},
+        "calibrate": {"methods": ["g_nll", "practical"]},
+        "evaluate": {"bootstrap": 20},
+    }
+    return root, *make_run(root, tree, sizes=(40, 30))
 
 
 @pytest.fixture

@@ -18,8 +18,11 @@ from fusevlm.pipeline import bench as bench_run
 from fusevlm.pipeline import calibrate, evaluate
 from fusevlm.pipeline.bench import Bench, Curves, read_bench, run_bench, slug
 from fusevlm.pipeline.evaluate import read_results
-from fusevlm.pipeline.run import states
+from fusevlm.pipeline.run import run_stages, states
+from fusevlm.pipeline.score import LABELS
 from fusevlm.render import tables
+from fusevlm.render.results import Curve
+from fusevlm.store import read_parquet, runs, save_parquet
 from fusevlm.store.runs import read_manifest, read_run
 from fusevlm.testing import tiny
 
@@ -127,6 +130,40 @@ def test_other_curves_are_drawn_again_and_the_table_is_not(done, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         run_bench(other, out)
     assert made == ["here"]
+
+
+def test_curves_are_kept_as_long_as_all_they_rest_on_is_the_same(small, monkeypatch):
+    """Other points, methods, settings or scores: drawn again. Nothing else: read."""
+    root, config, _ = small
+    run_stages(root, config, to="score")
+    drawn = []
+
+    def draw(place, queries, *args):
+        drawn.append(place)
+        return Curve(place, "samples", [str(len(drawn))], {"g_nll": [0.5]})
+
+    monkeypatch.setattr(bench_run, "over_samples", draw)
+    wanted = Curves(samples=(2, 4), methods=("g_nll",))
+    seeded = dataclasses.replace(config, calibrate=dataclasses.replace(config.calibrate, seed=3))
+
+    def curves(config=config, **changes):
+        found = bench_run._curves(
+            root, "here", config, dataclasses.replace(wanted, **changes), lambda what: None
+        )
+        return int(found[0].points[0])
+
+    assert [curves(), curves()] == [1, 1]
+    assert [curves(samples=(2,)), curves(samples=(2,))] == [2, 2]
+    assert curves(methods=("distinct",)) == 3
+    assert curves() == 4
+    assert [curves(seeded), curves(seeded)] == [5, 5]
+    labels = root / "score" / LABELS
+    columns = read_parquet(labels)
+    save_parquet(labels, {**columns, "wrong": [not wrong for wrong in columns["wrong"]]})
+    made = read_manifest(root, "score")
+    digest = runs.digest_stage(root / "score")
+    runs.write_manifest(root, dataclasses.replace(made, digest=digest))
+    assert curves(seeded) == 6
 
 
 def test_other_rows_are_another_comparison(done):

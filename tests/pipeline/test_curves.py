@@ -117,6 +117,12 @@ def test_the_first_samples_cut_everything_per_sample(queries):
     assert cut.states["middle"][0].shape == (3, 24)
     assert cut.semantics[0].meanings.tolist() == [0, 1, 2]
     assert len(cut.sample_wrong[0]) == len(cut.samples[0]) == 3
+    own, whole_of = cut.samples[0], queries.samples[0]
+    assert list(own.texts) == list(whole_of.texts[:3])
+    np.testing.assert_array_equal(own.embeddings, whole_of.embeddings[:3])
+    np.testing.assert_array_equal(cut.states["middle"][0], whole_of.embeddings[:3])
+    for one, two in zip(own.token_logprobs, whole_of.token_logprobs[:3], strict=True):
+        np.testing.assert_array_equal(one, two)
     assert cut.semantics[0].rephrasings is None
     assert cut.samples[0].answer == queries.samples[0].answer
 

@@ -66,6 +66,18 @@ def test_auroc_accuracy_coverage_and_risk_by_hand(finished):
     assert auroc == pytest.approx(roc_auc_score(wrong, world.s[120:]))
 
 
+def test_only_test_queries_are_measured(small):
+    root, config, world = small
+    run_stages(root, config, to="evaluate")
+    results = read_results(root)
+    whole = results["slices"][0]
+    assert (results["calibration"], whole["queries"]) == (40, 30)
+    nll = np.array([-np.sum(q.answer_logprobs) for q in world.samples])
+    auroc = roc_auc_score(world.wrong[40:], nll[40:])
+    assert whole["methods"]["g_nll"]["auroc"]["estimate"] == pytest.approx(auroc)
+    assert read_predictions(root)["query_id"] == [f"test/{k}" for k in range(40, 70)]
+
+
 def test_prior_and_evidence_make_the_posterior(finished):
     """m_post lies between the prior mean and the evidence, by the prior's weight."""
     table = read_predictions(finished[0])
@@ -206,6 +218,21 @@ def test_a_column_keeps_its_threshold_queries_apart():
         p = np.array_equal(other.apply(world).p_wrong, method.apply(world).p_wrong)
         theta = other.thresholds(0.3, 0.1) == method.thresholds(0.3, 0.1)
         assert {"p": p, "theta": theta} == {same: True, moved: False}
+
+
+def test_candidates_of_the_guarantee_come_from_the_tuning_scores():
+    """The queries that test a threshold must not propose it: moved a hair, they change nothing."""
+    world = column_world(3)
+    method = fit_method("g_nll", world, CalibrateConfig())
+    u = world.columns["g_nll"]
+    moved = dataclasses.replace(
+        world, columns={"g_nll": np.where(np.isin(u, method.values.held), u + 1e-9, u)}
+    )
+    again = fit_method("g_nll", moved, CalibrateConfig())
+    one, two = (m.thresholds(0.4, 0.1) for m in (method, again))
+    assert one[GUARANTEED].feasible
+    assert one[GUARANTEED] == two[GUARANTEED]
+    assert one[EMPIRICAL].threshold + 1e-9 == pytest.approx(two[EMPIRICAL].threshold, abs=1e-15)
 
 
 def test_the_guarantee_of_a_column_holds_where_the_truth_is_known():

@@ -13,6 +13,9 @@ from fusevlm.pipeline.score import ABSENT, read_table
 from fusevlm.pipeline.semantics import read_semantics
 from fusevlm.scores import NEEDS, compute_scores
 from fusevlm.semantics.strings import by_string
+from fusevlm.store import runs
+from fusevlm.store.parts import Parts
+from fusevlm.store.runs import Manifest
 from fusevlm.types import Semantics
 
 
@@ -29,12 +32,26 @@ def test_the_default_needs_no_model_and_stores_meanings(finished):
     np.testing.assert_array_equal(first.meanings, by_string(world.samples[0].texts))
 
 
-def test_what_is_stored_comes_back():
-    meant = Semantics(np.array([0, 1]), np.eye(3), np.array([True, False, True]), 0.25)
-    rows, arrays = semantics._packed(["a", "b"], [meant, Semantics()])
-    assert rows["rephrasings"] == [[True, False, True], None]
-    assert rows["p_true"] == [0.25, None]
-    assert list(arrays) == ["0"]
+def test_what_is_stored_comes_back(tmp_path):
+    """Two parts of two queries; one has nothing but its id."""
+    made = {
+        "a": Semantics(np.array([0, 1]), np.eye(3), np.array([True, False, True]), 0.25),
+        "b": Semantics(),
+        "c": Semantics(np.array([0, 0]), np.full((3, 3), 0.5), np.array([False]), 0.75),
+        "d": Semantics(np.array([0, 2]), np.full((3, 3), 0.125), None, 1.0),
+    }
+    parts = Parts(tmp_path / "semantics", semantics.KIND)
+    for index, ids in enumerate((["a", "b"], ["c", "d"])):
+        rows, arrays = semantics._packed(ids, [made[i] for i in ids])
+        parts.write(index, rows, arrays, {"queries": 2})
+    runs.write_manifest(tmp_path, Manifest("semantics", {}, {}, {}, complete=True))
+    found = read_semantics(tmp_path)
+    assert list(found) == list(made)
+    for query_id, meant in made.items():
+        for field in dataclasses.fields(Semantics):
+            one, two = (getattr(x, field.name) for x in (meant, found[query_id]))
+            np.testing.assert_array_equal(one, two)
+            assert (one is None) == (two is None)
 
 
 def test_a_stopped_stage_goes_on(run, monkeypatch):

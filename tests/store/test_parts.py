@@ -4,20 +4,23 @@ import json
 import multiprocessing
 import os
 import random
+import shutil
 import time
 
 import numpy as np
 import pytest
 from tests.models.conftest import llava, make_query  # noqa: F401
+from tests.models.toy import Toy
 
 from fusevlm import Fuse, simulate
 from fusevlm.errors import ArtefactError, InputError
 from fusevlm.models.temperatures import stratified
 from fusevlm.pipeline.sample import _whitened_gram, sample_parts
+from fusevlm.store import files
 from fusevlm.store.files import hold
 from fusevlm.store.generations import KIND, read_generations, write_generations
 from fusevlm.store.parts import Parts, read_parts
-from fusevlm.types import Generation
+from fusevlm.types import Generation, Samples
 
 HEAT = stratified(4)
 
@@ -182,6 +185,70 @@ def test_damaged_and_foreign_parts_are_refused(tmp_path):
     note.unlink()
     assert Parts(tmp_path, KIND).facts == []
     assert not list(tmp_path.glob("part-*"))
+
+
+def generation(query_id, seed):
+    rng = np.random.default_rng(seed)
+    states = rng.standard_normal((3, 5)).astype(np.float32)
+    samples = Samples(["a", "b", "c"], embeddings=states, answer="a")
+    return Generation(
+        query_id, samples, layers={"last": states}, answer_layers={"last": states[0] + 1}
+    )
+
+
+@pytest.mark.parametrize("ending", ["parquet", "safetensors"])
+def test_another_parts_file_is_refused(tmp_path, ending):
+    """Both files are well formed; only the checksum tells."""
+    parts = Parts(tmp_path, KIND)
+    for index in (0, 1):
+        write_generations(parts, index, [generation(f"q{index}", index)])
+    list(read_generations(tmp_path, "last"))
+    shutil.copy(tmp_path / f"part-00001.{ending}", tmp_path / f"part-00000.{ending}")
+    with pytest.raises(ArtefactError, match=rf"part-00000\.{ending} is missing or damaged"):
+        list(read_generations(tmp_path, "last"))
+
+
+@pytest.mark.parametrize("ending", ["parquet", "safetensors", "json"])
+def test_a_part_counts_when_all_of_it_is_there(tmp_path, monkeypatch, ending):
+    """Stopped at any of its files, it is made again."""
+    real = files.write_atomically
+
+    def stop(path, payload):
+        if path.name == f"part-00001.{ending}":
+            raise OSError(28, "No space left on device")
+        real(path, payload)
+
+    monkeypatch.setattr(files, "write_atomically", stop)
+    parts = Parts(tmp_path, KIND)
+    write_generations(parts, 0, [generation("a", 0)])
+    with pytest.raises(ArtefactError, match="No space left"):
+        write_generations(parts, 1, [generation("b", 1)])
+    monkeypatch.undo()
+    for found in (parts, Parts(tmp_path, KIND)):
+        assert (0 in found, 1 in found, found.total("queries")) == (True, False, 1)
+    assert [g.query_id for g in read_generations(tmp_path, "last")] == ["a"]
+
+
+def test_states_are_halved_only_where_that_is_asked_for(tmp_path):
+    made = [generation("a", 0), generation("b", 1)]
+    for half, tolerance in ((False, 0.0), (True, 1e-3)):
+        write_generations(Parts(tmp_path / str(half), KIND), 0, made, half=half)
+        stored = list(read_generations(tmp_path / str(half), "last"))
+        for one, two in zip(made, stored, strict=True):
+            assert two.layers["last"].dtype == (np.float16 if half else np.float32)
+            for name in ("layers", "answer_layers"):
+                found, expected = getattr(two, name)["last"], getattr(one, name)["last"]
+                np.testing.assert_allclose(found, expected, rtol=tolerance)
+                assert np.array_equal(found, expected) != half
+
+
+def test_half_precision_reaches_what_is_sampled(tmp_path):
+    for half in (False, True):
+        parts = Parts(tmp_path / str(half), KIND)
+        sample_parts(parts, Toy(), [make_query(0), make_query(1)], HEAT, half=half)
+        (one, two) = read_generations(tmp_path / str(half), "last")
+        expected = np.float16 if half else np.float32
+        assert one.layers["last"].dtype == two.layers["last"].dtype == expected
 
 
 def test_a_part_is_counted_once(tmp_path):

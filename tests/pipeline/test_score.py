@@ -1,0 +1,119 @@
+"""Stages score and calibrate on what is stored: who is in the table, and who reads what of it."""
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as parquet
+import pytest
+from tests.pipeline.conftest import make_run
+
+from fusevlm.config import change_config
+from fusevlm.errors import ArtefactError
+from fusevlm.pipeline import calibrate
+from fusevlm.pipeline.run import Work, run_stages
+from fusevlm.pipeline.score import LABELS, TABLE, read_scored, read_table
+
+
+def rewrite(path, change):
+    """A Parquet file with its columns (arrays) changed in place."""
+    columns = {k: np.array(v) for k, v in parquet.read_table(path).to_pydict().items()}
+    change(columns)
+    parquet.write_table(pa.table(columns), path)
+
+
+def test_failed_queries_are_left_out_and_the_others_keep_their_own(tmp_path):
+    """One without samples, one without statistics: every column is of the remaining ids."""
+    config, world = make_run(
+        tmp_path, sizes=(6, 4), errors={1: "the picture is torn"}, unembedded=[7]
+    )
+    queries, failed = read_table(tmp_path, config)
+    assert failed == {
+        "calibration/1": "the picture is torn",
+        "test/7": "its image or question could not be embedded",
+    }
+    left = [0, 2, 3, 4, 5, 6, 8, 9]
+    assert [int(i.split("/")[1]) for i in queries.ids] == left
+    np.testing.assert_array_equal(queries.wrong, world.wrong[left])
+    np.testing.assert_array_equal(queries.s, world.s[left])
+    np.testing.assert_array_equal(queries.columns["s"], world.s[left])
+    assert queries.units == tuple(str(k // 2) for k in left)
+    for k, samples in zip(left, queries.samples, strict=True):
+        np.testing.assert_array_equal(samples.answer_logprobs, world.samples[k].answer_logprobs)
+    assert queries.fit.tolist() == [0, 1, 2, 3, 4]
+    assert queries.test.tolist() == [5, 6, 7]
+
+
+def test_all_failed_is_an_error_that_says_why(tmp_path):
+    config, _ = make_run(tmp_path, sizes=(1, 1), errors={0: "torn", 1: "lost"})
+    with pytest.raises(ArtefactError, match="all 2 queries failed: lost; torn"):
+        read_table(tmp_path, config)
+
+
+def test_hidden_states_are_those_of_the_named_layer_where_they_are_needed(small):
+    root, config, world = small
+    run_stages(root, config, only="semantics")
+    plain, _ = read_table(root, config)
+    assert not any(q.embeddings is not None for q in plain.samples)
+    for layer, step in (("last", 1), ("middle", -1)):
+        changed = change_config(config, [f"score.layer={layer}"])
+        queries, _ = read_table(root, changed, states={"embeddings", "middle"})
+        for own, expected in zip(queries.samples, world.samples, strict=True):
+            np.testing.assert_array_equal(
+                own.embeddings, expected.embeddings[:, ::step].astype(np.float32)
+            )
+        for rows, expected in zip(queries.states["middle"], world.samples, strict=True):
+            np.testing.assert_array_equal(rows, expected.embeddings[:, ::-1].astype(np.float32))
+
+
+def test_samples_of_test_queries_are_not_judged(small):
+    """No sample is right here: all count as wrong where that may be known, none elsewhere."""
+    root, config, _ = small
+    run_stages(root, config, only="semantics")
+    queries, _ = read_table(root, config, states={"sample_wrong"})
+    assert [rows.all() for rows in queries.sample_wrong] == [True] * 40 + [False] * 30
+    assert not any(rows.any() for rows in queries.sample_wrong[40:])
+
+
+def test_scores_of_other_queries_are_refused(small):
+    root, config, _ = small
+    run_stages(root, config, to="score")
+
+    def turn(columns):
+        for name in columns:
+            columns[name] = columns[name][::-1]
+
+    rewrite(root / "score" / TABLE, turn)
+    with pytest.raises(ArtefactError, match="is not of these queries"):
+        read_scored(root, config)
+
+
+def test_no_fit_reads_a_test_label_or_a_test_query(small):
+    """Test labels turned round and test scores spoilt: all that is fitted stays byte for byte."""
+    root, config, _ = small
+    run_stages(root, config, to="calibrate")
+    folder = root / "calibrate"
+
+    def bytes_of():
+        return {p.relative_to(folder): p.read_bytes() for p in folder.rglob("*") if p.is_file()
+                and p.name not in ("seconds.json", "stage.json")}  # fmt: skip
+
+    first = bytes_of()
+    assert len(first) >= 4
+
+    def spoil(columns):
+        for name, values in columns.items():
+            if name == "wrong":
+                values[40:] = ~values[40:]
+            elif name != "query_id":
+                values[40:] = 99.0
+
+    rewrite(root / "score" / LABELS, spoil)
+    rewrite(root / "score" / TABLE, spoil)
+    calibrate.make(Work(root, config, lambda done, total: None))
+    assert bytes_of() == first
+
+    def turn(columns):
+        columns["wrong"][:40] = ~columns["wrong"][:40]
+
+    rewrite(root / "score" / LABELS, turn)
+    calibrate.make(Work(root, config, lambda done, total: None))
+    assert bytes_of() != first
