@@ -19,9 +19,10 @@ from fusevlm.config import read_config
 from fusevlm.data.images import load_image
 from fusevlm.errors import InputError
 from fusevlm.models.towers import Towers
+from fusevlm.pipeline import adapter as adapter_stage
 from fusevlm.pipeline import embed, pairs
 from fusevlm.pipeline.adapter import read_statistics
-from fusevlm.pipeline.run import run_stages
+from fusevlm.pipeline.run import Work, run_stages
 from fusevlm.priors.gp.adapter import GpAdapter
 from fusevlm.store.generations import read_embeddings
 from fusevlm.store.pairs import KIND, open_pairs
@@ -290,7 +291,7 @@ def test_bad_settings_of_training_are_refused_by_name(home, change, message):
 
 
 def test_towers_of_another_width_than_the_adapter(home, tmp_path, capsys):
-    """Named by validate where both are at hand, and before anything is embedded otherwise."""
+    """Named by validate, and by a run before it does anything; vectors alone can still be had."""
     rows = np.random.default_rng(0).standard_normal((40, 7))
     rows /= np.linalg.norm(rows, axis=1, keepdims=True)
     GpAdapter(n_latent=2, n_inducing=5, steps=1).fit(rows, rows).save(tmp_path / "narrow")
@@ -304,9 +305,14 @@ def test_towers_of_another_width_than_the_adapter(home, tmp_path, capsys):
     assert "was fitted on 7" in out
     assert "not used: adapter.latent, adapter.inducing, adapter.steps" in out
     run = tmp_path / "run"
-    assert main(command(home, ["embed"], run, *changes)) == 1
+    assert main(command(home, ["run"], run, *changes)) == 1
     assert "was fitted on 7" in capsys.readouterr().err
-    assert not list((run / "embed").glob("part-*"))
+    assert not (run / "data").exists()
+    assert main(command(home, ["embed"], run, *changes)) == 0
+    # towers from a hub, whose width is known by their vectors only
+    work = Work(run, read_config(home / "own.toml", changes), lambda done, total: None)
+    with pytest.raises(InputError, match="was fitted on 7"):
+        adapter_stage.make(work)
 
 
 def test_a_run_that_trains_nothing_has_no_such_stages(home, tmp_path, capsys):

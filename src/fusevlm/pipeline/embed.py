@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fusevlm.config import TRAIN, Config, EmbedConfig
+from fusevlm.config import Config, EmbedConfig
 from fusevlm.data.images import load_image
-from fusevlm.errors import FuseError, InputError
+from fusevlm.errors import FuseError
 from fusevlm.models.registry import local_input, model_folder, need_models
 from fusevlm.pipeline.data import read_asked
 from fusevlm.pipeline.run import Work
 from fusevlm.pipeline.sample import missing_parts
-from fusevlm.priors.gp.pairs import saved_widths
 from fusevlm.store.generations import EMBEDDINGS
 from fusevlm.store.parts import Parts
 from fusevlm.types import Query
@@ -35,31 +34,13 @@ def inputs(config: Config) -> dict[str, Path]:
 def make(work: Work) -> dict[str, int]:
     """Embed, or go on embedding."""
     queries = read_asked(work.run)
-    widths = adapter_widths(work.config.adapter.source)
     parts = Parts(work.folder("embed"), EMBEDDINGS)
     towers = load_towers(work.config.embed)
     for index, some in missing_parts(parts, queries, work.config.embed.batch, work.progress):
         rows, arrays = embedded(towers, some)
-        refuse_widths({name: a.shape[1] for name, a in arrays.items()}, widths, work.config)
         failed = sum(error is not None for error in rows["error"])
         parts.write(index, rows, arrays, {"queries": len(some), "failed": failed})
     return {"queries": parts.total("queries"), "failed": parts.total("failed")}
-
-
-def adapter_widths(source: str) -> dict[str, int]:
-    """The widths an adapter was fitted on; none for one that is trained here."""
-    return {} if source == TRAIN else saved_widths(model_folder(source, "adapter"))
-
-
-def refuse_widths(given: Mapping[str, int], wanted: Mapping[str, int], config: Config) -> None:
-    """Towers of another width than the adapter's are refused before anything is embedded."""
-    for name, width in given.items():
-        if wanted.get(name, width) != width:
-            raise InputError(
-                f"embed.towers {config.embed.towers!r} gives {name} vectors of width {width}; the "
-                f"adapter {config.adapter.source!r} was fitted on {wanted[name]}. Use the towers "
-                f"it was trained with, or train another one."
-            )
 
 
 def load_towers(embed: EmbedConfig) -> Towers:

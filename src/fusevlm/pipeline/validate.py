@@ -18,11 +18,10 @@ from fusevlm.embedded import EMBEDDED
 from fusevlm.errors import FuseError, InputError
 from fusevlm.models.devices import need_device
 from fusevlm.models.registry import model_folder
+from fusevlm.pipeline.adapter import check as check_adapter
 from fusevlm.pipeline.cost import model_need, model_sources
 from fusevlm.pipeline.data import JUDGED, TEST, load_splits
 from fusevlm.pipeline.data import inputs as data_inputs
-from fusevlm.pipeline.embed import PART as TOWERS
-from fusevlm.pipeline.embed import adapter_widths, refuse_widths
 from fusevlm.pipeline.methods import check_methods
 from fusevlm.pipeline.report import check_report
 from fusevlm.pipeline.run import FRESH, STALE, idle, states
@@ -31,7 +30,6 @@ from fusevlm.pipeline.train import OPTIONS, options_of
 from fusevlm.priors.gp.options import refuse_few
 from fusevlm.scores import NEEDS, SCORES
 from fusevlm.store import read_json, runs
-from fusevlm.store.pairs import MODALITIES
 from fusevlm.types import Query
 
 EXTRAS = {"torch": "torch", "transformers": "torch", "pyarrow": "frames", "matplotlib": "report"}
@@ -67,7 +65,7 @@ def validate(config: Config, run: Path) -> Validation:
             plan.append(f"{key}: {place}")
     if config.adapter.source == TRAIN:
         problems += check(lambda: _training(config, plan)) or []
-    check(lambda: _widths(config))
+    check(lambda: check_adapter(config))
     plan += _unused(config)
     check(lambda: check_methods(config.calibrate))
     check(lambda: check_report(config))
@@ -219,19 +217,6 @@ def _unused(config: Config) -> list[str]:
     keys = [k for k in (*OPTIONS, "preset", "mixed") if getattr(given, k) != getattr(plain, k)]
     words = ", ".join(f"adapter.{key}" for key in keys)
     return [f"not used: {words} (the adapter is loaded, not trained)"] if keys else []
-
-
-def _widths(config: Config) -> None:
-    """Towers of another width than a loaded adapter's, where both are at hand."""
-    path = Path(model_folder(config.embed.towers, TOWERS)) / "config.json"
-    if not path.is_file():
-        return
-    facts = read_json(path, "Is this a model's folder?")
-    inner = facts.get("text_config", {}).get("hidden_size")  # SigLIP has no projection
-    width = facts.get("projection_dim", inner if "siglip" in facts.get("model_type", "") else None)
-    if width is not None:
-        given = dict.fromkeys(MODALITIES, int(width))
-        refuse_widths(given, adapter_widths(config.adapter.source), config)
 
 
 def _bytes_needed(config: Config, queries: int, width: int) -> int:
