@@ -377,5 +377,6 @@ def test_gain_of_fusing_over_each_source(fitted, splits):
         gap = roc_auc_score(splits[1].wrong, both) - roc_auc_score(splits[1].wrong, alone)
         assert row["difference"] == pytest.approx(gap)
         assert row["low"] <= row["difference"] <= row["high"]
+    assert gains(outcomes, replace(splits[1], wrong=np.ones(200)), config) == {}  # no AUROC
     del outcomes["paper"]
     assert set(gains(outcomes, splits[1], config)) == {"evidence-only"}

@@ -216,7 +216,8 @@ def gains(
     outcomes: Mapping[str, Outcome], queries: Queries, config: EvaluateConfig
 ) -> dict[str, dict[str, Any]]:
     """For each source alone: AUROC of the preset that fuses both minus that of the source."""
-    if len(set(queries.units or ())) < 2:
+    one_class = queries.wrong.all() or not queries.wrong.any()  # no AUROC
+    if one_class or len(set(queries.units or ())) < 2:
         return {}
     found = {}
     for name, outcome in outcomes.items():
