@@ -32,7 +32,7 @@ class Options:
     # what shrinkage counts as independent observations
     counted_in: Annotated[str, OneOf(*get_args(CountedIn))] = "queries"
     # relative to the mean diagonal, before the weights
-    jitter: Annotated[float, Number(0.0)] = 1e-8
+    jitter: Annotated[float, SHARE] = 1e-8
     # p_i = exp(mean log p); sequence: exp(sum); logprob: mean log p
     confidence: Annotated[str, OneOf("token", "sequence", "logprob")] = "token"
     # tuned: by the AUROC of u* where there are labels, else as remainder; the others need none
