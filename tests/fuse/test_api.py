@@ -210,7 +210,8 @@ def test_set_params_validates_and_forgets_the_fit(world):
     [
         {"rank": 0}, {"rank": 2.5}, {"shrinkage": 1.5}, {"jitter": -1e-8}, {"jitter": 1.0},
         {"z": np.nan}, {"alpha": [1.0]}, {"base_rate": 0.0}, {"threshold_share": -0.1},
-        {"seed": -1}, {"normalize": "no"}, {"rule": None}, {"counted_in": "images"}, {"kappa": "big"},
+        {"seed": -1}, {"normalize": "no"}, {"rule": None}, {"counted_in": "images"},
+        {"kappa": "big"},
     ],
 )  # fmt: skip
 def test_options_out_of_range_are_refused(options):

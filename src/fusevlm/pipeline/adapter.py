@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,7 +15,6 @@ from fusevlm.pipeline.train import MODEL
 from fusevlm.priors.gp.pairs import saved_widths
 from fusevlm.store import read_json, read_parquet, save_parquet
 from fusevlm.store.generations import read_embeddings
-from fusevlm.store.pairs import MODALITIES
 from fusevlm.store.runs import require
 
 if TYPE_CHECKING:
@@ -39,19 +37,14 @@ def check(config: Config) -> None:
     facts = read_json(path, "Is this a model's folder?")
     inner = facts.get("text_config", {}).get("hidden_size")  # SigLIP has no projection
     width = facts.get("projection_dim", inner if "siglip" in facts.get("model_type", "") else None)
-    if width is not None:
-        _refuse_widths(dict.fromkeys(MODALITIES, int(width)), config)
-
-
-def _refuse_widths(given: Mapping[str, int], config: Config) -> None:
     source = config.adapter.source
-    wanted = {} if source == TRAIN else saved_widths(model_folder(source, PART))
-    for name, width in given.items():
-        if wanted.get(name, width) != width:
+    fitted = {} if source == TRAIN else saved_widths(model_folder(source, PART))
+    for name, wanted in fitted.items():
+        if width is not None and int(width) != wanted:
             raise InputError(
                 f"embed.towers {config.embed.towers!r} gives {name} vectors of width {width}; the "
-                f"adapter {source!r} was fitted on {wanted[name]}. Use the towers it was trained "
-                f"with, or train another one."
+                f"adapter {source!r} was fitted on {wanted}. Use the towers it was trained with, "
+                f"or train another one."
             )
 
 
@@ -59,7 +52,6 @@ def make(work: Work) -> dict[str, int]:
     """Load the adapter and compute the statistics."""
     checks.extra("torch", "the GP adapter", "adapter")
     ids, pairs = read_embeddings(require(work.run, "embed"))
-    _refuse_widths({name: pairs[name].shape[1] for name in MODALITIES}, work.config)
     adapter = load_adapter(work.run, work.config)
     found = adapter.statistics(pairs["image"], pairs["text"])
     wanted = work.config.adapter.statistic
