@@ -26,7 +26,7 @@ PATCH = 8
 N_IMAGE_TOKENS = (SIDE // PATCH) ** 2 + 1  # the class token too: it is what contrast has taught
 WIDTH = 128  # of both towers and of the embedding
 TEXT_LIMIT = 32
-DECODER_WIDTH = 160
+DECODER_WIDTH, HEADS = 160, 5  # heads of 32: vLLM on a CPU takes no 40
 DECODER_START = 0.07  # about 1/sqrt(width); Llama's 0.02 is for wide models and starts slowly here
 PATCH_START, POSITION_START = 3.0, 0.6  # the vision tower's start, see dual_encoder
 FREQUENCIES = 4
@@ -137,7 +137,7 @@ def language_model(seed: int, tower: Any = None) -> Any:
 
     text = {
         "model_type": "llama", "hidden_size": DECODER_WIDTH, "intermediate_size": 432,
-        "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 4,
+        "num_hidden_layers": 3, "num_attention_heads": HEADS, "num_key_value_heads": HEADS,
         "vocab_size": len(tokenizer()), "max_position_embeddings": 512, "pad_token_id": PAD,
         "bos_token_id": BOS, "eos_token_id": EOS, "tie_word_embeddings": False,
         "initializer_range": DECODER_START,
@@ -203,10 +203,26 @@ def save_half(model: Any, processor: Any, folder: Path) -> None:
     The config asks for float32, in which the half-precision weights are computed with.
     """
     copy.deepcopy(model).half().save_pretrained(folder)
+    _name_as_hub(folder / "model.safetensors")
     processor.save_pretrained(folder)
     config = json.loads((folder / "config.json").read_text())
     text = json.dumps(_in_float32(config), indent=2) + "\n"
     store.write_atomically(folder / "config.json", text.encode())
+
+
+def _name_as_hub(path: Path) -> None:
+    """Name a LLaVA's tower ``vision_tower.vision_model.*`` as the hub's checkpoints do.
+
+    transformers 5 writes the short names and reads both; vLLM reads the long ones only.
+    """
+    from safetensors.torch import load_file, save_file
+
+    short, long = "vision_tower.", "vision_tower.vision_model."
+    named = {
+        k.replace(short, long, 1) if k.startswith(short) and not k.startswith(long) else k: v
+        for k, v in load_file(path).items()
+    }
+    save_file(named, path, metadata={"format": "pt"})
 
 
 def _in_float32(facts: dict[str, Any]) -> dict[str, Any]:

@@ -35,7 +35,7 @@ class Plan:
     dual_steps: int = 2000
     dual_images: int = 16
     dual_lr: float = 1.5e-3
-    vlm_steps: int = 1400
+    vlm_steps: int = 1600
     vlm_images: int = 16
     vlm_questions: int = 8
     vlm_lr: float = 1.5e-3

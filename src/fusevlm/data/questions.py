@@ -14,7 +14,7 @@ from fusevlm.data.scenes import COLORS, LINES, SHAPES, SIZES, STEP, Scene, read_
 from fusevlm.types import Query
 
 PACKAGE, DERIVED = "easy_vqa", "derived"
-N_QUERIES = {"dev": 500, "calibration": 500, "test": 1500}
+N_QUERIES = {"dev": 500, "calibration": 1500, "test": 1500}
 QUERY_SEEDS = {"dev": 11, "calibration": 12, "test": 13}
 P_CLEAN = 0.3
 P_PACKAGE = 0.45
