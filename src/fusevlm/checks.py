@@ -47,8 +47,11 @@ def finite(array: FloatArray, name: str) -> FloatArray:
     return array
 
 
-def vector(value: Any, name: str, *, length: int | None = None) -> FloatArray:
-    """A finite, non-empty, one-dimensional float64 array of ``length`` if that is given."""
+def vector(value: Any, name: str, *, length: int | None = None, gaps: bool = False) -> FloatArray:
+    """A finite, non-empty, one-dimensional float64 array of ``length`` if that is given.
+
+    With ``gaps`` some of it may be NaN: not known of that query.
+    """
     array = as_floats(value, name)
     if array.ndim != 1:
         raise InputError(f"{name} has shape {array.shape}; expected one dimension.")
@@ -56,6 +59,9 @@ def vector(value: Any, name: str, *, length: int | None = None) -> FloatArray:
         raise InputError(f"{name} is empty; expected at least one value.")
     if length is not None and array.size != length:
         raise InputError(f"{name} has {array.size} value(s); expected {length}, one per query.")
+    if gaps and not np.isnan(array).all():
+        finite(array[~np.isnan(array)], name)
+        return array
     return finite(array, name)
 
 

@@ -254,7 +254,7 @@ class Queries:
     samples       what the model said to each
     wrong         [N] was the judged answer wrong; None without labels
     prior         prior statistics by name, [N] each: from the input alone
-    evidence      further evidence by name, [N] each, larger = less sure
+    evidence      further evidence by name, [N] each, larger = less sure; NaN: not asked of it
     inputs        embeddings of the inputs by name, [N, D] each
     columns       anything else by name, one entry per query: metadata, scores
     units         [N] names; queries of one unit are resampled together (default: each its own)
@@ -298,7 +298,7 @@ class Queries:
             _set(self, wrong=checks.labels(self.wrong, length=N))
         for kind in ("prior", "evidence"):
             given = {
-                name: checks.vector(values, f"{kind} {name!r}", length=N)
+                name: checks.vector(values, f"{kind} {name!r}", length=N, gaps=kind == "evidence")
                 for name, values in getattr(self, kind).items()
             }
             _set(self, **{kind: given})

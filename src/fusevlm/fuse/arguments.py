@@ -13,7 +13,7 @@ from fusevlm.errors import InputError
 from fusevlm.types import Queries, Samples
 
 # the keywords of fit and score, and where a table of queries has them
-TABLE = {"wrong": "wrong", "s": "prior", "inputs": "inputs", "extra": "evidence"}
+TABLE = {n: n for n in ("wrong", "inputs", "units")} | {"s": "prior", "extra": "evidence"}
 
 
 def queries_of(
@@ -24,10 +24,12 @@ def queries_of(
     inputs: Any = None,
     extra: Mapping[str, Any] | None = None,
     statistics: Sequence[str] = (),
+    units: Sequence[str] | None = None,
 ) -> Queries:
     """The arguments of fit and score as one table; ``statistics`` are the names of the fit."""
     if isinstance(samples, Queries):
-        for name, value in {"wrong": wrong, "s": s, "inputs": inputs, "extra": extra}.items():
+        given = {"wrong": wrong, "s": s, "inputs": inputs, "extra": extra, "units": units}
+        for name, value in given.items():
             if value is not None:
                 raise InputError(
                     f"{name} was given beside a table of queries, which has its own. Change the "
@@ -53,10 +55,11 @@ def queries_of(
         None if wrong is None else _labels(wrong, size),
         prior=_prior(s, size, statistics),
         evidence={
-            name: checks.vector(values, f"extra[{name!r}]", length=size)
+            name: checks.vector(values, f"extra[{name!r}]", length=size, gaps=True)
             for name, values in (extra or {}).items()
         },
         inputs={k: checks.matrix(v, f"inputs[{k!r}]") for k, v in (inputs or {}).items()},
+        units=units,
     )
 
 

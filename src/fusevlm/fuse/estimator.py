@@ -13,7 +13,7 @@ import numpy as np
 from fusevlm import checks, store
 from fusevlm.checks import BoolArray, FloatArray, IntArray
 from fusevlm.errors import InputError, NotFittedError
-from fusevlm.fuse import arguments, probability, scalar, thresholds, vector
+from fusevlm.fuse import arguments, competence, probability, scalar, thresholds, vector
 from fusevlm.fuse.model import Model, fit_model, hashes, p_wrong, score_model
 from fusevlm.fuse.presets import PRESETS, Options, resolve
 from fusevlm.fuse.prior import Prior, Statistics
@@ -66,7 +66,10 @@ _CLASSES: dict[str, type] = {
         vector.VectorModel,
         probability.MinMax,
         probability.Platt,
+        probability.Beta,
         probability.Isotonic,
+        competence.Competence,
+        competence.Projection,
         whitening.NoWhitening,
         whitening.ExactWhitening,
         whitening.LowRankWhitening,
@@ -95,6 +98,22 @@ def _from_1(head: dict[str, Any]) -> dict[str, Any]:
 MIGRATIONS: dict[int, store.Migration] = {1: _from_1}
 
 
+def divide(units: Sequence[str], share: float, seed: int) -> tuple[IntArray, IntArray]:
+    """Rows for tuning, and about a ``share`` of them kept apart; whole units, in a seeded order.
+
+    Nothing is kept apart where fewer than 3 queries would be left to learn from.
+    """
+    names, owner = np.unique(np.asarray(units), return_inverse=True)
+    order = np.random.default_rng(seed).permutation(len(names))
+    taken = np.cumsum(np.bincount(owner)[order])
+    wanted = round(share * len(owner))
+    chosen = order[: int(np.argmin(np.abs(taken - wanted))) + 1] if wanted else order[:0]
+    apart = np.isin(owner, chosen)
+    if np.sum(~apart) < 3:
+        apart[:] = False
+    return np.flatnonzero(~apart), np.flatnonzero(apart)
+
+
 class Fuse:
     """Bayesian fusion of input-level prior statistics and evidence from sampled responses.
 
@@ -109,10 +128,11 @@ class Fuse:
 
     samples  one :class:`Samples` per query; or a whole :class:`Queries`, which brings its own rest
     wrong    [N] 1 where the judged answer was wrong, 0 where it was right; None: no labels
-    s        prior statistics: [N], [N, p] or {name: [N]}. Of several, the mean of the columns is
-             used, each standardised on the calibration queries. None: evidence only
-    inputs   embeddings of the inputs: [N, D] or {name: [N, D]}. Checked and kept, not used yet
-    extra    further evidence by name, {name: [N]}, larger = less sure
+    s        prior statistics: [N], [N, p] or {name: [N]}, each weighed by the labels (``paper``: the
+             one named s, or their mean). None: evidence only
+    inputs   embeddings of the inputs: [N, D] or {name: [N, D]}, for the competence prior
+    extra    further evidence by name, {name: [N]}, larger = less sure; NaN: not asked of it
+    units    names [N]; queries of one unit (questions about one image) are never separated
     groups   names [N], where thresholds are wanted per group
     """
 
@@ -151,16 +171,21 @@ class Fuse:
         inputs: Any = None,
         extra: Mapping[str, Any] | None = None,
         groups: Sequence[str] | None = None,
+        units: Sequence[str] | None = None,
     ) -> Fuse:
         """Calibrate on queries; ``s=None`` means evidence only, ``wrong=None`` means no labels.
 
-        With labels the ``practical`` preset keeps half of the queries apart for the threshold, so
-        that its guarantee holds; the ``paper`` preset uses all queries for everything.
+        With labels the ``practical`` preset keeps some of the queries apart for the threshold, so
+        that its guarantee holds, and sets P(wrong) by them; the ``paper`` preset uses all queries
+        for everything. Queries of one unit stay together.
         """
-        queries = arguments.calibration_of(samples, wrong=wrong, s=s, inputs=inputs, extra=extra)
+        queries = arguments.calibration_of(
+            samples, wrong=wrong, s=s, inputs=inputs, extra=extra, units=units
+        )
         names = arguments.groups_of(groups, len(queries))
         labelled = queries.wrong is not None
-        tune, apart = self._split(len(queries), labelled=labelled)
+        share = self.options.threshold_share if labelled else 0.0
+        tune, apart = divide(queries.units or (), share, self.options.seed)
         model = fit_model(queries.take(tune) if len(apart) else queries, self.options)
         data = None
         if labelled:
@@ -169,6 +194,9 @@ class Fuse:
             scores = score_model(model, rest, self.options, warn=False)
             own = None if names is None else tuple(names[i] for i in kept)
             data = ThresholdData(scores.u, rest.wrong, len(apart) > 0, own, hashes(rest))
+            if len(apart) and self.options.probability != "min_max":
+                honest = probability.fit_score_map(self.options.probability, scores.u, rest.wrong)
+                model = replace(model, score_map=honest)
         self._model, self._threshold_data = model, data
         return self
 
@@ -391,15 +419,9 @@ class Fuse:
             )
         return data.apart
 
-    def _split(self, size: int, *, labelled: bool) -> tuple[Any, Any]:
-        """Indices for tuning and those kept apart for the threshold."""
-        n_apart = round(self.options.threshold_share * size) if labelled else 0
-        if size - n_apart < 3:
-            n_apart = 0
-        order = np.random.default_rng(self.options.seed).permutation(size)
-        return np.sort(order[n_apart:]), np.sort(order[:n_apart])
-
     def _grid(self, size: int, risk: float, delta: float) -> FloatArray:
         """Candidate thresholds from the tuning scores, ignorant of any other query."""
         risk, delta = checks.fraction(risk, "risk"), checks.fraction(delta, "delta")
-        return thresholds.candidate_grid(self.model.u, size, risk, delta)
+        tuned = self.model.tuned
+        wrong = None if tuned is None else tuned[:, 1]
+        return thresholds.candidate_grid(self.model.u, size, risk, delta, wrong=wrong)

@@ -13,7 +13,7 @@ import numpy as np
 from fusevlm import checks
 from fusevlm.checks import BoolArray, FloatArray, IntArray
 from fusevlm.errors import InputError, library_quiet
-from fusevlm.fuse import probability
+from fusevlm.fuse import competence, probability
 from fusevlm.fuse.evidence import (
     BALANCES,
     EvidenceTable,
@@ -22,6 +22,7 @@ from fusevlm.fuse.evidence import (
     bounded_alpha,
     evidence_table,
     fit_whitener,
+    log_surprisal,
     need_weights,
     surprisal,
     weighed_if_possible,
@@ -39,7 +40,7 @@ from fusevlm.types import Queries, Scores
 logger = logging.getLogger(__name__)
 
 LEAST_PRIOR_WEIGHT = 0.01
-OWN_NAMES = ("surprisal", "logdet", "s")
+OWN_NAMES = ("surprisal", "log_surprisal", "logdet", "s", competence.NAME)
 Parts = Mapping[str, FloatArray]  # evidence by name
 Likelihood = ScalarModel | VectorModel
 
@@ -60,6 +61,11 @@ class Model:
     labelled: bool  # whether the fit saw labels
     n_calibration: int
     seen: IntArray = field(default_factory=lambda: np.zeros(0, np.int64))  # hashes of the queries
+    competence: competence.Competence | None = None  # None: no inputs, or silent
+    tuned: FloatArray | None = (
+        None  # [N, 2] sorted calibration scores and whether wrong; or no labels
+    )
+    usual_variance: float = 0.0  # mean of the competence's variance on calibration queries
 
     @property
     def uses_s(self) -> bool:
@@ -83,57 +89,108 @@ class Model:
         return blake2b(chosen + self.u.tobytes(), digest_size=6).hexdigest()
 
 
+@dataclass(frozen=True)
+class Known:
+    """What is known of queries before any answer: all that the prior rests on."""
+
+    s: FloatArray | None  # the one number of the scalar fusion
+    prior: Parts  # the statistics of the vector fusion, competence among them
+    variance: FloatArray | None  # of the competence, above its usual one
+
+    @property
+    def empty(self) -> bool:
+        return not self.prior and self.s is None
+
+
 def fit_model(queries: Queries, options: Options) -> Model:
     """Fit every constant of FUSE on calibration queries, without labels as far as possible."""
     _check_names(queries.evidence, options)
     statistics, widths = fit_statistics(queries.prior), _widths(queries)
-    s, wrong = statistics.reduce(queries.prior), queries.wrong
-    if s is None:
+    wrong = queries.wrong
+    learnt = _fit_competence(queries, options)
+    known = Known(statistics.reduce(queries.prior), queries.prior, None)
+    if learnt is not None:
+        unusual = learnt.variance - learnt.variance.mean()
+        known = replace(
+            known, prior={**known.prior, competence.NAME: learnt.mean}, variance=unusual
+        )
+    if known.empty:
         logger.warning("no prior statistic s: the scores rest on the evidence only.")
     whitener, alpha, table = None, 0.0, None
     if queries.has("embeddings"):
         options = weighed_if_possible(queries, options)
         whitener = fit_whitener(queries.samples, options)
         responses = whiten(queries.samples, whitener, options, weighted=need_weights(options))
-        alpha = _choose_alpha(responses, queries, s, options)
+        alpha = _choose_alpha(responses, queries, known, options)
         table = evidence_table(responses, alpha, options)
     parts = _parts(queries, table, options)
     _tell_of_missing(parts, options)
-    found = _fit_likelihood(parts, table, s, wrong, options)
-    ranged = parts if s is None else {**parts, "s": s}
+    found = _fit_likelihood(parts, table, known, wrong, options)
     model = Model(
         whitener,
         alpha,
         found if isinstance(found, ScalarModel) else None,
         found if isinstance(found, VectorModel) else None,
         None,
-        {name: [float(v.min()), float(v.max())] for name, v in ranged.items()},
+        {
+            name: [float(np.nanmin(v)), float(np.nanmax(v))]
+            for name, v in {**parts, **_ranged(known, options)}.items()
+        },
         np.zeros(0),
         statistics,
         widths,
         labelled=wrong is not None,
         n_calibration=len(queries),
         seen=hashes(queries),
+        competence=None if learnt is None else learnt.model,
+        usual_variance=0.0 if learnt is None else float(learnt.variance.mean()),
     )
-    scores = _scores(model, queries, s, table, options)
-    _warn_of_one_source(scores, s, options)
-    score_map = probability.fit_score_map(options.probability, scores.u, wrong)
-    return replace(model, u=np.sort(scores.u), score_map=score_map)
+    scores = _scores(model, queries, known, table, options)
+    _warn_of_one_source(scores, known, options)
+    own = options.fusion == "vector"
+    score_map = probability.fit_score_map(options.probability, scores.u, wrong, own=own)
+    return replace(model, u=np.sort(scores.u), score_map=score_map, tuned=_tuned(scores.u, wrong))
+
+
+def _fit_competence(queries: Queries, options: Options) -> competence.Fitted | None:
+    """The competence prior of labelled queries with inputs, where it is wanted and helps."""
+    if options.fusion == "scalar" or not options.competence or not queries.inputs:
+        return None
+    if queries.wrong is None:
+        return None
+    found = competence.fit_competence(
+        queries.inputs, queries.wrong, queries.units or (), options.seed
+    )
+    if found is None:
+        logger.info("the competence prior is silent: too few labels, or the inputs say too little.")
+    return found
+
+
+def _ranged(known: Known, options: Options) -> Parts:
+    """The prior statistics whose calibration range is kept."""
+    if options.fusion == "scalar":
+        return {} if known.s is None else {"s": known.s}
+    return {name: v for name, v in known.prior.items() if name != competence.NAME}
+
+
+def _tuned(u: FloatArray, wrong: BoolArray | None) -> FloatArray | None:
+    order = np.argsort(u, kind="stable")
+    return None if wrong is None else np.column_stack([u[order], wrong[order].astype(np.float64)])
 
 
 def score_model(model: Model, queries: Queries, options: Options, *, warn: bool = True) -> Scores:
     """Scores of new queries under a fitted model; warns of drift and of an inert prior."""
-    s = _matching_s(model, queries)
+    known = _matching(model, queries)
     table = None
     if model.whitener is not None and "logdet" in model.evidence:
         if not queries.has("gram") and not queries.has("embeddings"):
             raise InputError("the fit used embeddings; these samples have neither them nor Grams.")
         responses = whiten(queries.samples, model.whitener, options, weighted=model.alpha != 0.0)
         table = evidence_table(responses, model.alpha, options, warn=warn)
-    scores = replace(_scores(model, queries, s, table, options), fit=model.digest(options))
+    scores = replace(_scores(model, queries, known, table, options), fit=model.digest(options))
     if warn:
-        _warn_of_drift(scores, s, model)
-        _warn_of_one_source(scores, s, options)
+        _warn_of_drift(scores, _ranged(known, options), model)
+        _warn_of_one_source(scores, known, options)
     return scores
 
 
@@ -168,8 +225,8 @@ def _widths(queries: Queries) -> dict[str, int]:
     return {name: rows.shape[1] for name, rows in found.items()}
 
 
-def _matching_s(model: Model, queries: Queries) -> FloatArray | None:
-    """s of queries that have the statistics, evidence and inputs of the fit, or an error."""
+def _matching(model: Model, queries: Queries) -> Known:
+    """What the prior rests on, of queries with the statistics and inputs of the fit, or an error."""
     if not queries.prior and model.uses_s:
         logger.warning("no prior statistic s: these scores rest on the evidence only.")
     elif queries.prior and not model.uses_s:
@@ -194,7 +251,14 @@ def _matching_s(model: Model, queries: Queries) -> FloatArray | None:
                 f"inputs[{name!r}] has {width} features; the fit had {model.input_widths[name]}. "
                 f"Use the encoder of the calibration queries."
             )
-    return model.statistics.reduce(queries.prior)
+    s, prior = model.statistics.reduce(queries.prior), queries.prior
+    if model.competence is None:
+        return Known(s, prior, None)
+    if not widths:
+        logger.warning("no inputs: these scores go without the competence prior.")
+        return Known(s, prior, None)
+    mean, variance = model.competence.predict(queries.inputs)
+    return Known(s, {**prior, competence.NAME: mean}, variance - model.usual_variance)
 
 
 def _same_names(given: Iterable[str], known: Iterable[str], what: str) -> None:
@@ -220,6 +284,8 @@ def _parts(
     parts: dict[str, FloatArray] = {}
     if queries.has("answer_logprobs"):
         parts["surprisal"] = np.array([surprisal(q) for q in queries.samples])
+        if options.shapes == "both":
+            parts["log_surprisal"] = np.array([log_surprisal(q) for q in queries.samples])
     if table is not None:
         parts["logdet"] = table.u_hat
     parts |= queries.evidence
@@ -240,7 +306,7 @@ def _tell_of_missing(parts: Parts, options: Options) -> None:
 def _fit_likelihood(
     parts: Parts,
     table: EvidenceTable | None,
-    s: FloatArray | None,
+    known: Known,
     wrong: BoolArray | None,
     options: Options,
 ) -> Likelihood:
@@ -251,16 +317,15 @@ def _fit_likelihood(
             table.intercept,
             table.slope,
             table.tau2,
-            s,
+            known.s,
             wrong,
             intercept=options.intercept,
             noise=options.noise,
             z=options.z,
         )
     return fit_vector(
-        tuple(parts),
-        np.column_stack(list(parts.values())),
-        s,
+        known.prior,
+        parts,
         wrong,
         sources=options.sources,
         kappa=options.kappa,
@@ -290,71 +355,59 @@ class _Fused:
 
 
 def _fuse(
-    found: Likelihood,
-    parts: Parts,
-    table: EvidenceTable | None,
-    s: FloatArray | None,
-    options: Options,
+    found: Likelihood, parts: Parts, table: EvidenceTable | None, known: Known, options: Options
 ) -> _Fused:
     if isinstance(found, VectorModel):
-        return _fuse_vector(found, parts, s, options)
+        return _fuse_vector(found, parts, known, options)
     assert table is not None
-    m0, sigma0, fused = found.posterior(s, table.V, table.intercept, table.slope, table.tau2)
+    columns = (table.V, table.intercept, table.slope, table.tau2)
+    m0, sigma0, fused = found.posterior(known.s, *columns)
     a, tau2 = found.intercept(table.intercept, table.slope), found.noise(table.tau2)
     shares = {"logdet": 1.0 - fused.prior_weight}
     return _Fused(m0, sigma0, table.V, a, table.slope, tau2, fused, found.z, parts, shares)
 
 
-def _fuse_vector(
-    found: VectorModel, parts: Parts, s: FloatArray | None, options: Options
-) -> _Fused:
+def _fuse_vector(found: VectorModel, parts: Parts, known: Known, options: Options) -> _Fused:
     missing = [name for name in found.names if name not in parts]
     if missing:
         raise InputError(
             f"the fit used the evidence {missing[0]!r}, which these queries lack. "
             f"Give it in Samples or in extra=..., or fit without it."
         )
+    spread = None
+    if known.variance is not None and found.labelled:
+        spread = found.weight_of(competence.NAME) ** 2 * known.variance
     used = {name: parts[name] for name in found.names}
-    vector = found if s is not None else found.without_s()
-    reduced = fusion.reduce_evidence(
-        vector.residual(np.column_stack(list(used.values())), s), vector.c, vector.T
-    )
-    size = len(reduced.u_hat)
-    m0, sigma0 = vector.prior(s, size)
-    a, slope, tau2 = np.zeros(size), np.ones(size), np.full(size, reduced.tau2)
-    fused = fusion.posterior(m0, sigma0, reduced.u_hat, a, slope, tau2)
-    shares = {
-        name: share * (1.0 - fused.prior_weight)
-        for name, share in zip(used, reduced.share, strict=True)
-    }
-    # σ_post is one constant here: a grid of z would tie at 2
+    x = found.condition(known.prior, used, spread)
+    a, slope = np.zeros(len(x.m0)), np.ones(len(x.m0))
+    # a grid of z would tie where σ_post is one constant
     z = 2.0 if isinstance(options.z, str) else float(options.z)
-    return _Fused(m0, sigma0, reduced.u_hat, a, slope, tau2, fused, z, used, shares)
+    return _Fused(x.m0, x.sigma0, x.u_hat, a, slope, x.tau2, x.posterior, z, used, x.shares)
 
 
 def _scores(
     model: Model,
     queries: Queries,
-    s: FloatArray | None,
+    known: Known,
     table: EvidenceTable | None,
     options: Options,
 ) -> Scores:
     size = len(queries)
-    x = _fuse(model.likelihood, _parts(queries, table, options), table, s, options)
+    x = _fuse(model.likelihood, _parts(queries, table, options), table, known, options)
     return Scores(
         m0=x.m0, sigma0=x.sigma0, evidence=x.evidence, intercept=x.intercept, slope=x.slope,
         tau2=x.tau2, m_post=x.posterior.m, sigma_post=x.posterior.sigma, u=x.u,
         prior_weight=x.posterior.prior_weight,
         n_samples=np.array([len(q) for q in queries.samples]),
         n_distinct=np.array([q.n_distinct for q in queries.samples]),
-        out_of_range=_outside(model.ranges, s, x.parts, size),
+        out_of_range=_outside(model.ranges, {**x.parts, **_ranged(known, options)}, size),
         jitter=np.full(size, np.nan) if table is None else table.jitter,
         parts=x.parts, shares=x.shares,
     )  # fmt: skip
 
 
 def _choose_alpha(
-    responses: Sequence[Responses], queries: Queries, s: FloatArray | None, options: Options
+    responses: Sequence[Responses], queries: Queries, known: Known, options: Options
 ) -> float:
     """α as given, by a label-free rule, or by the AUROC of u* with everything else fitted anew."""
     if not isinstance(options.alpha, str):
@@ -368,34 +421,32 @@ def _choose_alpha(
     def u_star(alpha: float) -> FloatArray:
         table = evidence_table(responses, alpha, options, warn=False)
         parts = _parts(queries, table, options)
-        found = _fit_likelihood(parts, table, s, wrong, options)
-        return _fuse(found, parts, table, s, options).u
+        found = _fit_likelihood(parts, table, known, wrong, options)
+        return _fuse(found, parts, table, known, options).u
 
     with library_quiet():
         return choose_alpha(u_star, wrong)
 
 
-def _outside(
-    ranges: Mapping[str, list[float]], s: FloatArray | None, raw: Parts, size: int
-) -> BoolArray:
+def _outside(ranges: Mapping[str, list[float]], raw: Parts, size: int) -> BoolArray:
     outside = np.zeros(size, dtype=np.bool_)
-    for name, values in {**raw, **({} if s is None else {"s": s})}.items():
+    for name, values in raw.items():
         low, high = ranges[name]
         outside |= (values < low) | (values > high)
     return outside
 
 
-def _warn_of_drift(scores: Scores, s: FloatArray | None, model: Model) -> None:
+def _warn_of_drift(scores: Scores, statistics: Parts, model: Model) -> None:
     """Warn when more queries leave the calibration range than would by chance: 2/(N+1) of them."""
     by_chance = 2 * len(scores) / (model.n_calibration + 1)
-    for name, values in {**scores.parts, **({} if s is None else {"s": s})}.items():
+    for name, values in {**scores.parts, **statistics}.items():
         low, high = model.ranges[name]
         n_out = int(np.sum((values < low) | (values > high)))
         if n_out > by_chance:
             logger.warning(
                 "drift: %s of %d of %d queries lies outside the calibration range [%.4g, %.4g] "
                 "(about %.1f would by chance); probabilities and guarantees may not hold for them.",
-                "s" if name == "s" else f"evidence {name!r}",
+                name if name in statistics else f"evidence {name!r}",
                 n_out,
                 len(values),
                 low,
@@ -404,9 +455,9 @@ def _warn_of_drift(scores: Scores, s: FloatArray | None, model: Model) -> None:
             )
 
 
-def _warn_of_one_source(scores: Scores, s: FloatArray | None, options: Options) -> None:
+def _warn_of_one_source(scores: Scores, known: Known, options: Options) -> None:
     """Warn when fusion is a no-op because one of the two sources has all the weight."""
-    if s is None:
+    if known.empty:
         return
     typical = float(np.median(scores.prior_weight))
     cure = (

@@ -50,12 +50,18 @@ class Options:
     z: Annotated[str | float, OneOf("grid"), Number()] = 2.0
     # vector fusion: whether s may speak of the evidence beyond u
     sources: Annotated[str, OneOf("joint", "independent")] = "joint"
+    # of the judged answer's surprisal: √ alone, or √ and log, weighed by the labels (vector fusion)
+    shapes: Annotated[str, OneOf("sqrt", "both")] = "both"
+    # vector fusion: learn from labels and inputs where the model goes wrong
+    competence: bool = True
     # weight of s without labels (vector fusion)
     kappa: Annotated[float, Number()] = 0.3
     # share of wrong answers to assume without labels
     base_rate: Annotated[float | None, FRACTION] = None
-    # auto: Platt where there are labels, else min–max
-    probability: Annotated[str, OneOf("model", "auto", "min_max", "platt", "isotonic")] = "model"
+    # auto: by the number of labels, beta or Platt; without any the model's own, or min–max
+    probability: Annotated[str, OneOf("model", "auto", "min_max", "platt", "beta", "isotonic")] = (
+        "auto"
+    )
     rule: Annotated[
         str, OneOf("empirical", "learn_then_test", "clopper_pearson", "paper_bound")
     ] = "learn_then_test"

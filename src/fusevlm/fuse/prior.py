@@ -16,10 +16,11 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Statistics:
-    """The prior statistics of a fit, and how several become the one number s.
+    """The prior statistics of a fit, and how several become the one number of the scalar fusion.
 
-    One is taken as it is; of several, s is the mean of the columns, each standardised on the
-    calibration queries (one that did not vary there counts 0). They should rise together.
+    The one named s, or the only one, is taken as it is; of several others it is the mean of the
+    columns, each standardised on the calibration queries (one that did not vary there counts 0).
+    They should rise together.
     """
 
     names: tuple[str, ...]
@@ -30,8 +31,8 @@ class Statistics:
         """s [N], or None without statistics."""
         if not prior:
             return None
-        if len(self.names) == 1:
-            return prior[self.names[0]]
+        if "s" in self.names or len(self.names) == 1:
+            return prior["s" if "s" in self.names else self.names[0]]
         rows = zip(self.names, self.mean, self.sd, strict=True)
         columns = [(prior[k] - mean) / sd if sd else 0 * prior[k] for k, mean, sd in rows]
         return np.asarray(np.mean(columns, axis=0))

@@ -1,4 +1,4 @@
-"""From a score to P(wrong): min–max, Platt, isotonic; and their small logistic regression."""
+"""From a score to P(wrong): min–max, Platt, beta, isotonic; and their logistic regression."""
 
 from __future__ import annotations
 
@@ -43,20 +43,71 @@ class Isotonic:
         return np.interp(u, self.u, self.p)
 
 
-ScoreMap = MinMax | Platt | Isotonic
+@dataclass(frozen=True)
+class Beta:
+    """sigmoid(intercept + low·ln p − high·ln(1 − p)) of Platt's p; low, high ≥ 0: it rises with u.
+
+    Beta calibration (Kull et al. 2017): either end of the scale has a slope of its own.
+    """
+
+    platt: Platt
+    intercept: float
+    low: float
+    high: float
+
+    def __call__(self, u: FloatArray) -> FloatArray:
+        ends = self.intercept + _ends(self.platt, u) @ np.array([self.low, self.high])
+        return sigmoid(np.asarray(ends))
 
 
-def fit_score_map(kind: str, u: FloatArray, wrong: BoolArray | None) -> ScoreMap | None:
-    """The map of this ``kind`` on calibration scores; None where the model has its own P(wrong)."""
+def _ends(platt: Platt, u: FloatArray) -> FloatArray:
+    """ln p and −ln(1 − p) [N, 2] of Platt's p, exact at either end."""
+    logit = platt.intercept + platt.slope * u
+    return np.column_stack([-np.logaddexp(0.0, -logit), np.logaddexp(0.0, logit)])
+
+
+ScoreMap = MinMax | Platt | Beta | Isotonic
+ENOUGH_FOR_BETA = 200  # labels, so that its third number is worth it
+
+
+def fit_score_map(
+    kind: str, u: FloatArray, wrong: BoolArray | None, *, own: bool = False
+) -> ScoreMap | None:
+    """The map of this ``kind`` on calibration scores; None where the model has its ``own``.
+
+    ``auto`` is beta with at least 200 labels of both classes, Platt with fewer; without labels the
+    model's own, or else min–max.
+    """
     if kind == "model":
         return None
     if kind == "auto":
-        kind = "min_max" if wrong is None else "platt"
+        if wrong is None and own:
+            return None
+        enough = (
+            wrong is not None and len(wrong) >= ENOUGH_FOR_BETA and 0 < wrong.sum() < len(wrong)
+        )
+        kind = "min_max" if wrong is None else "beta" if enough else "platt"
     if kind == "min_max":
         return fit_min_max(u)
     if wrong is None:
         raise InputError(f"probability={kind!r} needs labels: pass wrong=... to fit().")
-    return fit_platt(u, wrong) if kind == "platt" else fit_isotonic(u, wrong)
+    fits = {"platt": fit_platt, "beta": fit_beta, "isotonic": fit_isotonic}
+    return fits[kind](u, wrong)
+
+
+def fit_beta(u: FloatArray, wrong: BoolArray) -> Beta:
+    """Maximum likelihood of :class:`Beta` with both slopes at least 0."""
+    platt = fit_platt(u, wrong)
+    if platt.slope <= 0.0:
+        return Beta(platt, 0.0, 1.0, 1.0)  # the scores rank the wrong way: as Platt has them
+    ends, y = _ends(platt, u), wrong.astype(np.float64)
+    for used in ([0, 1], [0], [1]):
+        slopes = np.zeros(2)
+        beta = logistic_regression(ends[:, used], y)
+        slopes[used] = beta[1:]
+        if (slopes >= 0.0).all():
+            break
+    return Beta(platt, float(beta[0]), float(slopes[0]), float(slopes[1]))
 
 
 def fit_min_max(u: FloatArray) -> MinMax:

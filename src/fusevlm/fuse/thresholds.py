@@ -305,15 +305,50 @@ def per_group(
 
 
 def candidate_grid(
-    scores: FloatArray, size: int, risk: float, delta: float, n_points: int = 161
+    scores: FloatArray,
+    size: int,
+    risk: float,
+    delta: float,
+    n_points: int = 161,
+    wrong: FloatArray | BoolArray | None = None,
 ) -> FloatArray:
     """Candidates for a calibration set of ``size``, from scores of queries that are not in it.
 
-    Quantiles of ``scores`` from the coverage at which the fixed sequence should begin: 20 %, or
-    more where ``size`` is so small that 20 % of it could not be certified even if all were right.
+    Quantiles of ``scores`` from the coverage at which the fixed sequence should begin: where the
+    labels ``wrong`` of those queries promise the first test most power, or without them at 20 %; in
+    any case where ``size`` is large enough for a test that could succeed.
     """
-    start = max(START_COVERAGE, 1.5 * _least(risk, delta) / size)
+    least = min(1.5 * _least(risk, delta) / size, 1.0)
+    start = max(START_COVERAGE, least)
+    if wrong is not None:
+        start = _powerful_start(scores, wrong, size, risk, delta, least)
     return np.unique(np.quantile(scores, np.linspace(min(start, 1.0), 1.0, n_points)))
+
+
+def _powerful_start(
+    scores: FloatArray,
+    wrong: FloatArray | BoolArray,
+    size: int,
+    risk: float,
+    delta: float,
+    least: float,
+) -> float:
+    """The coverage whose test would most likely succeed, by the error rates of these labels.
+
+    The rate below each candidate is smoothed by one error more, so that a short run of luck does
+    not decide. Of equally powerful starts the smallest: everything above it can still be reached.
+    """
+    from scipy.stats import binom
+
+    coverage = np.linspace(least, 1.0, 41)
+    errors = np.concatenate([[0.0], np.cumsum(np.asarray(wrong, float)[np.argsort(scores)])])
+    known = np.maximum(1, np.round(coverage * len(scores)).astype(int))
+    answered = np.maximum(1, np.round(coverage * size).astype(int))
+    rate = np.minimum(1.0, (errors[known] + 1.0) / (known + 1.0))
+    allowed = binom.ppf(delta, answered, risk)  # most errors with P(Bin ≤ errors) ≤ delta
+    allowed = allowed - (binom.cdf(allowed, answered, risk) > delta)
+    power = binom.cdf(allowed, answered, rate)
+    return float(coverage[int(np.argmax(power >= power.max() - 1e-3))])
 
 
 def _least(risk: float, delta: float) -> int:

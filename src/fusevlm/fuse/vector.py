@@ -1,16 +1,24 @@
-"""The ``practical`` likelihood: a vector of named evidence with measured constants.
+"""The ``practical`` model: named prior statistics and named evidence, jointly Gaussian with u.
 
-u ~ N(0, 1) and an answer is wrong iff u > t. Evidence and prior statistic are standardised on
-calibration queries; how strongly each follows u is a biserial correlation with the labels:
+u ~ N(0, 1) and an answer is wrong iff u > t. All columns x = (s, e) are standardised on calibration
+queries; how strongly each follows u is a biserial correlation with the labels:
 
-    π = (Σy + ½)/(N + 1),  t = Φ⁻¹(1 − π),  k_j = Cov(ẽ_j, y)/φ(t),  ρ_s = Cov(s̃, y)/φ(t)
-    prior u | s ~ N(ρ_s·s̃, 1 − ρ_s²),   likelihood ẽ | u, s ~ N(c·u + b·s̃, T)
-    P(wrong) = P(u > t) = Φ((m_post − t)/σ_post)
+    π = (Σy + ½)/(N + 1),  t = Φ⁻¹(1 − π),  k_j = Cov(x̃_j, y)/φ(t),  C = Cov(x̃)
 
-``independent`` sources assume that s says nothing of the evidence once u is known: c = k, b = 0,
-T = Cov(ẽ) − k·kᵀ. ``joint`` sources measure r = Cov(ẽ, s̃), which needs no labels, and condition the
-joint Gaussian of (u, s̃, ẽ): c = (k − ρr)/(1−ρ²), b = (r − ρk)/(1−ρ²), T = Cov(ẽ) − c·kᵀ − b·rᵀ.
-What the two sources share is then not counted twice; with r = ρk the two forms coincide.
+Conditioning the joint Gaussian of (u, s̃, ẽ) in two steps gives the paper's closed form. With k and
+C in blocks, and C_e·s = C_ee − C_es C_ss⁻¹ C_se the covariance of the evidence given s:
+
+    prior       u | s ~ N(k_sᵀC_ss⁻¹s̃, σ0²),  σ0² = 1 − k_sᵀC_ss⁻¹k_s
+    likelihood  ẽ | u, s ~ N(C_es C_ss⁻¹ s̃ + c·(u − m0), T)
+                c = (k_e − C_es C_ss⁻¹ k_s)/σ0²,  T = C_e·s − σ0²·c·cᵀ
+
+``independent`` sources assume that s says nothing of the evidence once u is known: C_es = k_e·k_sᵀ,
+for which the likelihood is N(k_e·u, C_ee − k_e·k_eᵀ). What a query was not asked (NaN) is
+integrated out: the rows and columns of k and C are left out. Where a prior statistic is itself
+uncertain, by ``spread`` on the scale of m0, σ0² grows by what exceeds its mean on calibration.
+
+Few labels: the noise of k has the variance π(1−π)/φ(t)²/N in every direction of C. So
+``p·π(1−π)/φ²/N`` is added to the variances: directions that hardly vary then cannot claim weight.
 
 Differs from the paper: (n, a, τ²) come from calibration queries instead of a Wishart model.
 """
@@ -18,13 +26,15 @@ Differs from the paper: (n, a, τ²) come from calibration queries instead of a 
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 import numpy as np
 
 from fusevlm import checks
 from fusevlm.checks import BoolArray, FloatArray
 from fusevlm.errors import InputError, NotFittedError
+from fusevlm.maths import fusion
 
 logger = logging.getLogger(__name__)
 
@@ -32,43 +42,92 @@ VARIANCE_GUARD = 0.02  # added to the measured variances of standardised values
 MAX_R2 = 0.9  # no evidence may claim to explain more of u than this
 MIN_PER_CLASS = 10  # fewer right or wrong labels than this cannot set the weights
 TYPICAL_CORRELATION = 0.55  # of the leading evidence with u when there are no labels
+LEAST_SHARE = 0.5  # of σ0² that remains where a prior statistic is surer than it usually is
+Columns = Mapping[str, FloatArray]
+
+
+@dataclass(frozen=True)
+class Conditioned:
+    """Prior, reduced likelihood and posterior of N queries, and each evidence's share."""
+
+    m0: FloatArray
+    sigma0: FloatArray
+    u_hat: FloatArray
+    tau2: FloatArray
+    posterior: fusion.Posterior
+    shares: dict[str, FloatArray]
 
 
 @dataclass(frozen=True)
 class VectorModel:
-    """Constants of the vector likelihood and its prior."""
+    """Constants of the joint Gaussian; the prior statistics come first in every array."""
 
-    names: tuple[str, ...]
-    mean: FloatArray  # [K] of the raw evidence
-    sd: FloatArray  # [K]
-    s_mean: float
-    s_sd: float
-    rho_s: float
-    c: FloatArray  # [K]
-    b: FloatArray  # [K], what s̃ alone adds to the expected evidence
-    T: FloatArray  # [K, K]
+    prior_names: tuple[str, ...]
+    names: tuple[str, ...]  # of the evidence
+    mean: FloatArray  # [P+K] of the raw columns
+    sd: FloatArray  # [P+K]
+    k: FloatArray  # [P+K] correlation with u
+    C: FloatArray  # [P+K, P+K]
     t: float | None  # wrong ⇔ u > t; None without labels or a base rate
-    labelled: bool  # whether labels set c and rho_s
+    labelled: bool  # whether labels set k
 
-    def residual(self, e: FloatArray, s: FloatArray | None) -> FloatArray:
-        """Standardised evidence [N, K] less what s̃ explains of it: N(c·u, T) given u."""
-        standard = np.asarray((e - self.mean) / self.sd)
-        if s is None:
-            return standard
-        return np.asarray(standard - np.outer((s - self.s_mean) / self.s_sd, self.b))
+    def condition(
+        self, prior: Columns, evidence: Columns, spread: FloatArray | None = None
+    ) -> Conditioned:
+        """Prior and posterior of queries; statistics that are not given, or NaN, are integrated out.
 
-    def without_s(self) -> VectorModel:
-        """The model of (u, ẽ) with s̃ integrated out, for queries that have no s."""
-        k = self.c + self.b * self.rho_s
-        r = self.b + self.c * self.rho_s
-        T = self.T + np.outer(self.c, k) + np.outer(self.b, r) - np.outer(k, k)
-        return replace(self, c=k, b=np.zeros_like(k), T=T, rho_s=0.0)
+        ``spread`` [N] is added to σ0² (see the module); it may be negative.
+        """
+        size = len(next(iter(evidence.values())))
+        given = {
+            **{n: prior.get(n) for n in self.prior_names},
+            **{n: evidence[n] for n in self.names},
+        }
+        blank = np.full(size, np.nan)
+        raw = np.column_stack([blank if v is None else v for v in given.values()])
+        x = (raw - self.mean) / self.sd
+        extra = np.zeros(size) if spread is None else spread
+        out = [np.empty(size) for _ in range(6)]
+        shares = np.zeros((size, len(self.names)))
+        known = ~np.isnan(x)
+        for pattern in np.unique(known, axis=0):
+            rows = np.flatnonzero((known == pattern).all(axis=1))
+            *found, share = self._condition(x[rows], pattern, extra[rows])
+            for column, values in zip(out, found, strict=True):
+                column[rows] = values
+            shares[rows] = share
+        m0, sigma0, u_hat, tau2, m, sigma = out
+        weight = np.where(np.isinf(tau2), 1.0, tau2 / (tau2 + sigma0**2))
+        fused = fusion.Posterior(m, sigma, weight)
+        named = {name: shares[:, j] * (1.0 - weight) for j, name in enumerate(self.names)}
+        return Conditioned(m0, sigma0, u_hat, tau2, fused, named)
 
-    def prior(self, s: FloatArray | None, size: int) -> tuple[FloatArray, FloatArray]:
-        """m0 and σ0 [N]; without s the marginal N(0, 1)."""
-        if s is None:
-            return np.zeros(size), np.ones(size)
-        return self.rho_s * (s - self.s_mean) / self.s_sd, np.full(size, np.sqrt(1 - self.rho_s**2))
+    def _condition(
+        self, x: FloatArray, known: BoolArray, extra: FloatArray
+    ) -> tuple[FloatArray, ...]:
+        P, size = len(self.prior_names), len(x)
+        s, e = np.flatnonzero(known[:P]), P + np.flatnonzero(known[P:])
+        gain = np.linalg.solve(self.C[np.ix_(s, s)], self.C[np.ix_(s, [*e])]) if len(s) else None
+        weights = np.linalg.solve(self.C[np.ix_(s, s)], self.k[s]) if len(s) else np.zeros(0)
+        m0, variance = x[:, s] @ weights, 1.0 - float(self.k[s] @ weights)
+        k, C, rest = self.k[e], self.C[np.ix_(e, e)], x[:, e]
+        if gain is not None:
+            k, C = k - gain.T @ self.k[s], C - self.C[np.ix_(e, s)] @ gain
+            rest = rest - x[:, s] @ gain
+        c = k / variance
+        reduced = fusion.reduce_evidence(rest + np.outer(m0, c), c, C - variance * np.outer(c, c))
+        sigma0 = np.sqrt(np.maximum(variance + extra, LEAST_SHARE * variance))
+        fused = fusion.posterior(m0, sigma0, reduced.u_hat, 0.0, 1.0, reduced.tau2)
+        share = np.zeros(len(self.names))
+        share[e - P] = reduced.share
+        tau2 = np.full(size, reduced.tau2)
+        return m0, sigma0, reduced.u_hat, tau2, fused.m, fused.sigma, share
+
+    def weight_of(self, name: str) -> float:
+        """What one raw unit of a prior statistic adds to m0 where all statistics are known."""
+        P = len(self.prior_names)
+        j = self.prior_names.index(name)
+        return float(np.linalg.solve(self.C[:P, :P], self.k[:P])[j] / self.sd[j])
 
     def p_wrong(self, m_post: FloatArray, sigma_post: FloatArray) -> FloatArray:
         """P(wrong) = Φ((m_post − t)/σ_post)."""
@@ -83,38 +142,45 @@ class VectorModel:
 
 
 def fit_vector(
-    names: tuple[str, ...],
-    e: FloatArray,
-    s: FloatArray | None,
+    prior: Columns,
+    evidence: Columns,
     wrong: BoolArray | None,
     *,
     sources: str = "joint",
     kappa: float = 0.3,
     base_rate: float | None = None,
 ) -> VectorModel:
-    """Fit the constants on evidence e [N, K] and s [N], with labels where there are enough.
+    """Fit the constants on prior statistics and evidence, with labels where there are enough.
 
     With at least 10 right and 10 wrong labels the weights are biserial. Otherwise they are fixed:
-    only the first-named evidence is used, with a typical correlation, and s̃ gets ``kappa`` times
-    its weight (measured on six runs to lose almost nothing). Labels too few for the weights still
-    set the base rate, and so P(wrong); without any, ``base_rate`` does if given.
+    only the first-named evidence is used, with a typical correlation, and the mean of the prior
+    statistics gets ``kappa`` times its weight (measured on six runs to lose almost nothing). Labels
+    too few for the weights still set the base rate, and so P(wrong); without any, ``base_rate``
+    does if given.
     """
-    if len(e) < 3:
+    size = len(next(iter(evidence.values())))
+    if size < 3:
         raise InputError(
-            f"calibration needs at least 3 queries; got {len(e)} (a few hundred are sensible)."
+            f"calibration needs at least 3 queries; got {size} (a few hundred are sensible)."
         )
-    mean, sd = e.mean(axis=0), _spread(e, names)
-    s_mean, s_sd = 0.0, 1.0
-    if s is not None:
-        s_mean, s_sd = float(s.mean()), float(_spread(s[:, None], ("s",))[0])
-    t = _level(wrong, base_rate)
-    if wrong is not None and min(int(wrong.sum()), int((~wrong).sum())) >= MIN_PER_CLASS:
-        assert t is not None
-        s_sd *= float(np.sqrt(1 + VARIANCE_GUARD))
-        rho, c, b, T = _biserial_weights(
-            (e - mean) / sd, None if s is None else (s - s_mean) / s_sd, wrong, t, sources
-        )
-        return VectorModel(names, mean, sd, s_mean, s_sd, rho, c, b, T, t, labelled=True)
+    t = level(wrong, base_rate)
+    few = wrong is None or min(int(wrong.sum()), int((~wrong).sum())) < MIN_PER_CLASS
+    if few:
+        _tell_of_few(wrong, tuple(evidence))
+        evidence = {name: evidence[name] for name in list(evidence)[:1]}
+    names = (*prior, *evidence)
+    raw = np.column_stack([*prior.values(), *evidence.values()])
+    mean, sd = np.nanmean(raw, axis=0), _spread(raw, names)
+    x = (raw - mean) / sd
+    C = _covariance(x)
+    if few or wrong is None:
+        k, C = label_free_weights(C, len(prior), kappa)
+    else:
+        k, C = _biserial_weights(x, wrong, C, len(prior), sources)
+    return VectorModel(tuple(prior), tuple(evidence), mean, sd, k, C, t, labelled=not few)
+
+
+def _tell_of_few(wrong: BoolArray | None, names: tuple[str, ...]) -> None:
     if wrong is not None:
         logger.warning(
             "%d right and %d wrong labels are too few to set the weights (%d of each are needed): "
@@ -125,65 +191,70 @@ def fit_vector(
         )
     if len(names) > 1:
         logger.info("without enough labels only %r is used as evidence.", names[0])
-    c, T, rho = label_free_weights(kappa)
-    rho = 0.0 if s is None else rho
-    return VectorModel(
-        names[:1], mean[:1], sd[:1], s_mean, s_sd, rho, c, np.zeros(1), T, t, labelled=False
-    )
+
+
+def _covariance(x: FloatArray) -> FloatArray:
+    """Covariance of standardised columns [N, M]; NaN are left out pair by pair."""
+    known = ~np.isnan(x)
+    filled = np.where(known, x, 0.0)
+    counts = known.T.astype(np.float64) @ known
+    C = filled.T @ filled / np.maximum(counts, 1.0)
+    if known.all():
+        return np.asarray(C)
+    values, vectors = np.linalg.eigh(C)  # pairs of different rows may contradict each other
+    return np.asarray((vectors * np.maximum(values, 0.0)) @ vectors.T)
 
 
 def _biserial_weights(
-    e: FloatArray, s: FloatArray | None, wrong: BoolArray, t: float, sources: str
-) -> tuple[float, FloatArray, FloatArray, FloatArray]:
-    """(ρ_s, c, b, T) from standardised evidence [N, K], standardised s and labels.
-
-    Guards: 0.02 is added to every variance (for s by a wider standardisation, so that its guarded
-    variance is 1), and the share R² of u that evidence and s explain
-    together is capped at 0.9 by shrinking all correlations alike; T is then positive definite.
-    """
-    with_s = e if s is None else np.column_stack([e, s])
-    covariance = np.cov(with_s, rowvar=False, ddof=0).reshape(with_s.shape[1], -1)
-    covariance = covariance + VARIANCE_GUARD * np.eye(len(covariance))
-    if s is not None:
-        covariance[-1, -1] = 1.0
-        if sources == "independent":
-            covariance[-1, :-1] = covariance[:-1, -1] = 0.0
-    k = _biserial(with_s, wrong.astype(np.float64), t)
-    r2 = float(k @ np.linalg.solve(covariance, k))
+    x: FloatArray, wrong: BoolArray, C: FloatArray, n_prior: int, sources: str
+) -> tuple[FloatArray, FloatArray]:
+    """(k, C) with their guards: variances are raised (see the module), and R² is capped at 0.9."""
+    k = np.array([_biserial(column, wrong) for column in x.T])
+    pi = (float(wrong.sum()) + 0.5) / (len(wrong) + 1)
+    few = len(k) * pi * (1 - pi) / _density(pi) ** 2 / len(wrong)
+    C = C + (VARIANCE_GUARD + few) * np.eye(len(k))
+    if sources == "independent":
+        C[:n_prior, n_prior:] = np.outer(k[:n_prior], k[n_prior:])
+        C[n_prior:, :n_prior] = C[:n_prior, n_prior:].T
+    r2 = float(k @ np.linalg.solve(C, k))
     if r2 > MAX_R2:
         k = k * np.sqrt(MAX_R2 / r2)
-    if s is None:
-        return 0.0, k, np.zeros_like(k), covariance - np.outer(k, k)
-    k, rho, r = k[:-1], float(k[-1]), covariance[:-1, -1]
-    covariance = covariance[:-1, :-1]
-    if sources == "independent":
-        return rho, k, np.zeros_like(k), covariance - np.outer(k, k)
-    c, b = (k - rho * r) / (1 - rho**2), (r - rho * k) / (1 - rho**2)
-    return rho, c, b, covariance - np.outer(c, k) - np.outer(b, r)
+    return k, C
 
 
-def label_free_weights(kappa: float) -> tuple[FloatArray, FloatArray, float]:
-    """(c, T, ρ_s) for one piece of evidence such that m_post ∝ ẽ + kappa·s̃.
+def label_free_weights(C: FloatArray, n_prior: int, kappa: float) -> tuple[FloatArray, FloatArray]:
+    """(k, C) for one piece of evidence such that m_post ∝ ẽ + kappa·s̃, s̃ the mean statistic.
 
-    m_post ∝ c/(1−c²)·ẽ + ρ/(1−ρ²)·s̃, so ρ solves ρ/(1−ρ²) = kappa·c/(1−c²).
+    m_post ∝ c/(1−c²)·ẽ + ρ/(1−ρ²)·s̃, so ρ solves ρ/(1−ρ²) = kappa·c/(1−c²). Several statistics
+    share ρ through their standardised mean: C_ss⁻¹k_s is then the same for all of them.
     """
     kappa = checks.scalar(kappa, "kappa")
     c = TYPICAL_CORRELATION
     target = kappa * c / (1 - c**2)
-    rho = 2 * target / (1 + np.sqrt(1 + 4 * target**2))
-    return np.array([c]), np.array([[1 - c**2]]), float(rho)
+    rho = float(2 * target / (1 + np.sqrt(1 + 4 * target**2)))
+    C = np.array(C)
+    C[-1, -1] = 1.0
+    block = C[:n_prior, :n_prior] + VARIANCE_GUARD * np.eye(n_prior) * (n_prior > 1)
+    even = np.full(n_prior, 1.0 / max(n_prior, 1))
+    scale = float(np.sqrt(even @ block @ even)) if n_prior else 0.0
+    if not scale > 0.0:  # nothing varies
+        block, rho, scale = np.eye(n_prior), 0.0, 1.0
+    k = np.r_[rho * block @ even / scale, c]
+    C[:n_prior, :n_prior] = block
+    C[:-1, -1] = C[-1, :-1] = c * k[:-1]
+    return k, C
 
 
 def _spread(values: FloatArray, names: tuple[str, ...]) -> FloatArray:
-    sd = values.std(axis=0)
-    scale = np.abs(values).max(axis=0)
+    sd = np.nanstd(values, axis=0)
+    scale = np.nanmax(np.abs(values), axis=0)
     still = sd <= 1e-12 * np.maximum(scale, 1e-300)
     for name in np.array(names)[still]:
         logger.warning("%s is the same for all calibration queries and carries no weight.", name)
     return np.where(still, 1.0, sd)
 
 
-def _level(wrong: BoolArray | None, base_rate: float | None) -> float | None:
+def level(wrong: BoolArray | None, base_rate: float | None) -> float | None:
     """t = Φ⁻¹(1 − π) with the smoothed error rate π, or the given base rate."""
     from scipy.special import ndtri
 
@@ -196,8 +267,16 @@ def _level(wrong: BoolArray | None, base_rate: float | None) -> float | None:
     return float(ndtri(1 - pi))
 
 
-def _biserial(standard: FloatArray, y: FloatArray, t: float) -> FloatArray:
-    """Cov(x_k, y)/φ(t) for standardised columns [N, K]."""
-    density = float(np.exp(-0.5 * t * t) / np.sqrt(2 * np.pi))
-    centred = standard - standard.mean(axis=0)
-    return np.asarray(centred.T @ (y - y.mean()) / len(y) / density)
+def _density(pi: float) -> float:
+    """φ(t) at the level t = Φ⁻¹(1 − π)."""
+    from scipy.special import ndtri
+
+    return float(np.exp(-0.5 * float(ndtri(1 - pi)) ** 2) / np.sqrt(2 * np.pi))
+
+
+def _biserial(column: FloatArray, wrong: BoolArray) -> float:
+    """Cov(x, y)/φ(t) over the queries that have x, t their own level."""
+    known = ~np.isnan(column)
+    x, y = column[known], wrong[known].astype(np.float64)
+    pi = (float(y.sum()) + 0.5) / (len(y) + 1)
+    return float((x - x.mean()) @ (y - y.mean())) / len(y) / _density(pi)
