@@ -35,7 +35,7 @@ class DataConfig:
 
     source: Annotated[str, OneOf(EMBEDDED, "files", *OFFICIAL)] = EMBEDDED
     calibration: str = ""
-    test: str = ""
+    test: str = ""  # source embedded: test if empty, or another of its splits, dev or reserved
     # pairs for adapter.source = "train": tables of queries, or KIND:FOLDER of official files
     train: tuple[str, ...] = ()
     n_train: Annotated[int, Whole(0)] = 0  # drawn by the seed from all sources; 0 for all

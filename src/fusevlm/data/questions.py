@@ -14,8 +14,8 @@ from fusevlm.data.scenes import COLORS, LINES, SHAPES, SIZES, STEP, Scene, read_
 from fusevlm.types import Query
 
 PACKAGE, DERIVED = "easy_vqa", "derived"
-N_QUERIES = {"dev": 500, "calibration": 1500, "test": 1500}
-QUERY_SEEDS = {"dev": 11, "calibration": 12, "test": 13}
+N_QUERIES = {"dev": 500, "calibration": 1500, "test": 1500, "reserved": 1500}
+QUERY_SEEDS = {"dev": 11, "calibration": 12, "test": 13, "reserved": 14}
 P_CLEAN = 0.3
 P_PACKAGE = 0.45
 HELD_OUT_SHARE, UNSEEN_SHARE = 0.06, 0.05
@@ -152,7 +152,7 @@ def draw_corruption(rng: np.random.Generator) -> tuple[str, int]:
 
 
 def queries(name: str, *, limit: int | None = None) -> list[Query]:
-    """The queries of a split (dev, calibration or test), in a fixed order.
+    """The queries of a split (dev, calibration, test or reserved), in a fixed order.
 
     6 % show a held-out pair and 5 % are unseen phrasings (dev has neither pair nor phrasing); the
     picture is clean in 30 %. A query occurs once: image, question and corruption together.

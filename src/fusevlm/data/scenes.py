@@ -27,7 +27,7 @@ POSITIONS = (
     "bottom right",
 )  # fmt: skip
 HELD_OUT = (("teal", "triangle"), ("brown", "circle"), ("yellow", "rectangle"))
-SPLITS = ("train", "dev", "calibration", "test")
+SPLITS = ("train", "dev", "calibration", "test", "reserved")
 SPLIT_SEED = 5
 N_CALIBRATION, N_DEV = 600, 200  # images
 CORNERS = {"circle": 0, "triangle": 3, "rectangle": 4}
@@ -109,14 +109,14 @@ def is_denial(question: str) -> bool:
 
 
 @cache
-def read_scenes(part: str) -> tuple[Scene, ...]:
-    """All usable images of the package's ``train`` or ``test`` part; reserved ones are skipped."""
+def read_scenes(part: str, *, kept_back: bool = False) -> tuple[Scene, ...]:
+    """All usable images of the package's ``train`` or ``test`` part; or those ``kept_back`` of it."""
     checks.choice(part, "part", ("train", "test"))
     package: Any = checks.extra("easy_vqa", "the embedded data", "embedded")
     hidden = reserved() if part == "test" else frozenset()
     asked: dict[int, list[tuple[str, str]]] = {}
     for question, answer, number in zip(*getattr(package, f"get_{part}_questions")(), strict=True):
-        if number not in hidden:
+        if (number in hidden) == kept_back:
             asked.setdefault(number, []).append((question, answer))
     paths: dict[int, str] = getattr(package, f"get_{part}_image_paths")()
     scenes = []
@@ -137,11 +137,11 @@ def split(name: str) -> tuple[Scene, ...]:
     """The scenes of one split; train and dev hold no held-out pair.
 
     Calibration and dev images come from the package's training part, test images from its test
-    part. Disjoint by image.
+    part; ``reserved`` are 400 of those, for confirmations only. Disjoint by image.
     """
     checks.choice(name, "split", SPLITS)
-    if name == "test":
-        return read_scenes("test")
+    if name in ("test", "reserved"):
+        return read_scenes("test", kept_back=name == "reserved")
     scenes = read_scenes("train")
     order = np.random.default_rng(SPLIT_SEED).permutation(len(scenes))
     if name == "calibration":

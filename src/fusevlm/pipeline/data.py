@@ -66,7 +66,8 @@ def load_splits(data: DataConfig) -> dict[str, list[Query]]:
     if data.source == EMBEDDED:
         from fusevlm.data.questions import queries
 
-        return {split: queries(split, limit=limits[split]) for split in JUDGED}
+        named = {CALIBRATION: CALIBRATION, TEST: data.test or TEST}
+        return {split: queries(name, limit=limits[split]) for split, name in named.items()}
     if data.source in OFFICIAL:
         return draw_official(data)
     from fusevlm.data.tables import read_queries
