@@ -104,7 +104,7 @@ MUTANTS = [
            "mean_fourth - squared_norm", "mean_fourth",
            "maths/test_covariance.py::"
            "test_ledoit_wolf_equals_scikit_learn_when_every_query_has_one_sample"),
-    Mutant("OAS without its +1", "maths/covariance.py:oas_intensity", "size + 1", "size",
+    Mutant("OAS without its +1", "maths/covariance.py:oas_of_traces", "size + 1", "size",
            "maths/test_covariance.py::test_oas_is_the_fixed_point_of_its_own_iteration"),
     Mutant("whitening without centring", "maths/whitening.py:ExactWhitening.gram",
            "rows - self.mean", "rows",
