@@ -28,9 +28,7 @@ def world(n, d, seed=1):
 
 def reference(C, n=1):
     """scikit-learn's on standardised columns."""
-    return make_pipeline(
-        StandardScaler(), LogisticRegression(C=C / n, tol=1e-10, max_iter=10_000)
-    )
+    return make_pipeline(StandardScaler(), LogisticRegression(C=C / n, tol=1e-10, max_iter=10_000))
 
 
 def test_logistic_regression_against_scikit_learn():

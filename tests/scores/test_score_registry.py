@@ -135,7 +135,14 @@ def test_the_needs_of_some_scores_are_what_computes_them():
 
 
 def test_scores_that_read_labels_are_told_apart():
-    learnt = {"lofreecp", "clm_size", "mahalanobis", "relative_mahalanobis", "huq", "accuracy_probe"}
+    learnt = {
+        "lofreecp",
+        "clm_size",
+        "mahalanobis",
+        "relative_mahalanobis",
+        "huq",
+        "accuracy_probe",
+    }
     assert set(label_free(SCORES)) == SCORES.keys() - learnt
     assert label_free(["huq", "g_nll", "semantic_entropy_probe"]) == (
         "g_nll", "semantic_entropy_probe",
