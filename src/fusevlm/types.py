@@ -219,12 +219,15 @@ class Semantics:
     between      [n+1, n+1] similarities in [0, 1] of the samples and, last, the judged answer
     rephrasings  did the answer to each rephrased question agree with the judged answer
     p_true       the model's own probability that the judged answer is right
+    complement   share of the answers to the negated question that fail to flip; None for questions
+                 that are not yes/no
     """
 
     meanings: IntArray | None = None
     between: FloatArray | None = None
     rephrasings: BoolArray | None = None
     p_true: float | None = None
+    complement: float | None = None
 
     @property
     def similarity(self) -> FloatArray | None:
@@ -262,6 +265,7 @@ class Queries:
     references    right answers of each
     semantics     meanings, similarities, rephrasings and P(True) of each
     states        hidden states of further layers by name, [n, d] of each query
+    answer_states hidden states of the judged answers by layer, [N, d] each; scores read the first
     sample_wrong  was each sample wrong, [n] of each query; read only at ``fit``
     """
 
@@ -278,6 +282,7 @@ class Queries:
     semantics: Sequence[Semantics] | None = None
     states: Mapping[str, Sequence[FloatArray]] = field(default_factory=dict)
     sample_wrong: Sequence[BoolArray] | None = None
+    answer_states: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         N = len(self.ids)
@@ -304,6 +309,8 @@ class Queries:
             _set(self, **{kind: given})
         for name, rows in self.inputs.items():
             _one_each(rows, f"inputs {name!r}", N)
+        for name, rows in self.answer_states.items():
+            _one_each(rows, f"answer_states {name!r}", N)
         if self.fit is not None:
             _set(self, fit=_rows(self.fit, N))
 
@@ -349,7 +356,7 @@ class Queries:
                 "ids", "samples", "wrong", "units", "references", "semantics", "sample_wrong",
             )
         }  # fmt: skip
-        for kind in ("prior", "evidence", "inputs", "columns", "states"):
+        for kind in ("prior", "evidence", "inputs", "columns", "states", "answer_states"):
             changes[kind] = {name: some(values) for name, values in getattr(self, kind).items()}
         return Queries(**changes)
 

@@ -4,15 +4,9 @@ import numpy as np
 import pytest
 from scipy import optimize
 from sklearn.isotonic import IsotonicRegression
-from sklearn.linear_model import LogisticRegression
 
 from fusevlm.errors import InputError
-from fusevlm.fuse.probability import (
-    fit_isotonic,
-    fit_min_max,
-    fit_platt,
-    logistic_regression,
-)
+from fusevlm.fuse.probability import fit_isotonic, fit_min_max, fit_platt
 
 
 @pytest.fixture(scope="module")
@@ -21,23 +15,6 @@ def data():
     u = np.round(rng.normal(50, 10, 400), 1)  # with ties
     wrong = rng.random(400) < 1 / (1 + np.exp(-(u - 55) / 6))
     return u, wrong
-
-
-def test_logistic_regression_against_scikit_learn(data):
-    rng = np.random.default_rng(1)
-    X = rng.standard_normal((300, 3))
-    y = (X @ [1.0, -2.0, 0.3] + 0.4 + rng.logistic(size=300) > 0).astype(float)
-    reference = LogisticRegression(C=np.inf, tol=1e-10, max_iter=1000).fit(X, y)
-    found = logistic_regression(X, y, ridge=0.0)
-    np.testing.assert_allclose(found[1:], reference.coef_[0], rtol=1e-4)
-    assert found[0] == pytest.approx(reference.intercept_[0], rel=1e-4)
-
-
-def test_separable_data_stay_finite():
-    X = np.arange(10.0)[:, None] / 10
-    beta = logistic_regression(X, (X[:, 0] > 0.45).astype(float))
-    assert np.all(np.isfinite(beta))
-    assert beta[1] > 10
 
 
 def test_platt_minimises_his_own_objective(data):

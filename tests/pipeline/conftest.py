@@ -77,7 +77,7 @@ def make_run(root, tree=None, *, sizes=(N_CALIBRATION, N_TEST), errors=None, une
             ids[k],
             dataclasses.replace(one, answer="wrong" if world.wrong[k] else "right"),
             layers={"last": one.embeddings, "middle": one.embeddings[:, ::-1]},
-            answer_layers={"last": one.embeddings[0], "middle": one.embeddings[0]},
+            answer_layers={"last": one.embeddings[0], "middle": one.embeddings[0, ::-1]},
         )
         for k, one in enumerate(world.samples)
     ]

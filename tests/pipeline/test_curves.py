@@ -75,6 +75,21 @@ def test_differences_resample_whole_units(outcomes, queries):
     assert differences(outcomes, "g_nll", single, FEW) == {}
 
 
+def test_stacked_learns_from_the_samples_and_labels_of_each_point(queries):
+    """Fewer samples change the columns below it; so do the columns of the whole at the end."""
+    curve = over_samples("here", queries, [2, 6], ["stacked", "g_nll"], CONFIG)
+    known, new = queries.split()
+    whole = fit_method("stacked", known, CONFIG).apply(new).u
+    assert curve.values["stacked"][1] == pytest.approx(metrics.auroc(whole, new.wrong))
+    short = queries.first(2)
+    columns, _ = compute_scores(short, NAMES[:3])
+    known, new = dataclasses.replace(short, columns=columns).split()
+    few = fit_method("stacked", known, CONFIG).apply(new).u
+    assert curve.values["stacked"][0] == pytest.approx(metrics.auroc(few, new.wrong))
+    assert curve.values["stacked"][0] != curve.values["stacked"][1]
+    assert curve.values["g_nll"][0] == curve.values["g_nll"][1]
+
+
 def test_equal_rows_are_shown_equal(figures):
     for metric in ("auroc", "aurac"):
         assert figures["paper"][metric] == figures["paper_mean"][metric]

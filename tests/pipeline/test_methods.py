@@ -6,13 +6,16 @@ import numpy as np
 import pytest
 from scipy.stats import rankdata
 from sklearn.linear_model import LogisticRegression
-from sklearn.metrics import roc_auc_score
-from sklearn.preprocessing import MinMaxScaler
+from sklearn.metrics import log_loss, roc_auc_score
+from sklearn.model_selection import PredefinedSplit
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import MinMaxScaler, StandardScaler
 from tests.pipeline.conftest import with_topics
 
 from fusevlm import metrics, simulate
 from fusevlm.config import CalibrateConfig, EvaluateConfig, RowConfig, SweepConfig, make_config
 from fusevlm.errors import InputError
+from fusevlm.maths.logistic import RIDGES, unit_folds
 from fusevlm.pipeline.measure import gains, measure, outcome_of
 from fusevlm.pipeline.methods import (
     EMPIRICAL,
@@ -23,10 +26,13 @@ from fusevlm.pipeline.methods import (
     fit_method,
     load_method,
     needs_of_methods,
+    rows_of,
 )
+from fusevlm.scores import compute_scores
 
 QUICK = [name for name in METHODS if "jitter" not in name and "split_half" not in name]
 CONFIG = CalibrateConfig()
+STACK = ("ln_entropy", "g_nll", "distinct")
 
 
 def own(**row):
@@ -37,6 +43,8 @@ def own(**row):
 @pytest.fixture(scope="module")
 def splits():
     world = with_topics(simulate.queries(320, n_samples=6, d=24, seed=3))
+    columns, _ = compute_scores(world, STACK)
+    world = replace(world, columns={**world.columns, **columns})
     return world.take(np.arange(120)), world.take(np.arange(120, 320))
 
 
@@ -145,6 +153,60 @@ def test_global_tuning_belongs_to_the_scalar_fusion(splits, fitted):
         check_methods(own(name="x", readout="global"))
 
 
+def stack_by_scikit_learn(known, new, tune):
+    """Logistic regression on standardised columns; the ridge with the least held-out loss."""
+    X, Z = (np.column_stack([q.columns[name] for name in STACK]) for q in (known, new))
+    X, y = X[tune], known.wrong[tune]
+    units = [known.units[k] for k in tune]
+    folds = PredefinedSplit(unit_folds(units, 5, seed=CONFIG.seed))
+
+    def model(ridge, size):
+        line = LogisticRegression(C=1 / (ridge * size), tol=1e-10, max_iter=10_000)
+        return make_pipeline(StandardScaler(), line)
+
+    losses = {}
+    for ridge in RIDGES:
+        p = np.empty(len(y))
+        for rest, held in folds.split():
+            p[held] = model(ridge, len(rest)).fit(X[rest], y[rest]).predict_proba(X[held])[:, 1]
+        losses[ridge] = log_loss(y, p)
+    best = model(min(losses, key=losses.get), len(y)).fit(X, y)
+    return best.predict_proba(Z)[:, 1]
+
+
+def test_stacked_is_a_regression_on_all_baselines_there_are(fitted, applied, splits):
+    """The tuning part alone teaches; the prior's statistic is not read, whatever it is."""
+    known, new = splits
+    tune = np.sort(np.random.default_rng(CONFIG.seed).permutation(120)[60:])
+    found = applied["stacked"]
+    np.testing.assert_allclose(found.u, stack_by_scikit_learn(known, new, tune), atol=2e-4)
+    np.testing.assert_array_equal(found.p_wrong, found.u)
+    assert set(fitted["stacked"].map.names) == set(STACK)
+    strange = [replace(q, prior={"s": np.cos(np.arange(len(q)))}) for q in splits]
+    again = fit_method("stacked", strange[0], CONFIG).apply(strange[1])
+    np.testing.assert_array_equal(again.u, found.u)
+
+
+def test_stacked_takes_thresholds_from_queries_it_did_not_learn_on(fitted, splits):
+    known = splits[0]
+    held = np.sort(np.random.default_rng(CONFIG.seed).permutation(120)[:60])
+    turned = known.wrong.copy()
+    turned[held] = ~turned[held]
+    other = fit_method("stacked", replace(known, wrong=turned), CONFIG)
+    np.testing.assert_array_equal(other.apply(splits[1]).u, fitted["stacked"].apply(splits[1]).u)
+    np.testing.assert_array_equal(other.values.wrong, turned[held])
+    assert other.thresholds(0.3, 0.1) != fitted["stacked"].thresholds(0.3, 0.1)
+
+
+def test_stacked_is_a_baseline_that_can_be_absent(splits):
+    assert find_method("stacked").group == "Baselines"
+    assert "stacked" in rows_of("ablations")
+    with pytest.raises(InputError, match="no baseline to stack"):
+        fit_method("stacked", replace(splits[0], columns={}), CONFIG)
+    with pytest.raises(InputError, match="needs both right and wrong"):
+        fit_method("stacked", replace(splits[0], wrong=np.zeros(120, bool)), CONFIG)
+
+
 def test_only_forms_of_fuse_need_hidden_states():
     columns = [find_method(name) for name in ("g_nll", "umpire")]
     assert needs_of_methods(columns) == set()  # columns are computed already
@@ -184,6 +246,7 @@ NOTHING = set()
 # what a key of [calibrate] may move in each kind of method, and must move some of
 SPLIT = {
     "g_nll": MAPPED | GUARANTEE | EMPIRICALLY,
+    "stacked": WATCHED,
     "practical": WATCHED,
     "prior-only": WATCHED,
     "practical_quantile": WATCHED - GUARANTEE,
@@ -195,7 +258,12 @@ SPLIT = {
     "paper_quantile": NOTHING,
     "paper_intercept_a0": NOTHING,
 }
-OWN_P = ("practical", "paper_logistic", "paper_global")  # these have a P(wrong) of their own
+OWN_P = (
+    "practical",
+    "paper_logistic",
+    "paper_global",
+    "stacked",
+)  # these have a P(wrong) of their own
 KEYS = {
     "threshold_share": (0.25, SPLIT),
     "seed": (5, SPLIT),

@@ -64,6 +64,19 @@ def test_hidden_states_are_those_of_the_named_layer_where_they_are_needed(small)
             np.testing.assert_array_equal(rows, expected.embeddings[:, ::-1].astype(np.float32))
 
 
+def test_the_judged_answers_states_are_read_alone_where_they_are_needed(small):
+    root, config, world = small
+    run_stages(root, config, only="semantics")
+    assert read_table(root, config, states={"embeddings"})[0].answer_states == {}
+    for layer, step in (("last", 1), ("middle", -1)):
+        changed = change_config(config, [f"score.layer={layer}"])
+        queries, _ = read_table(root, changed, states={"answer_state"})
+        expected = [q.embeddings[0, ::step].astype(np.float32) for q in world.samples]
+        np.testing.assert_array_equal(queries.answer_states[layer], expected)
+        assert list(queries.answer_states) == [layer]
+        assert all(q.embeddings is None for q in queries.samples)
+
+
 def test_samples_of_test_queries_are_not_judged(small):
     """No sample is right here: all count as wrong where that may be known, none elsewhere."""
     root, config, _ = small

@@ -64,13 +64,16 @@ def run(n_queries=12, n_samples=7, d=10, seed=0):
         known["rephrasings"].append(rng.uniform(size=5) < 0.6)
         sample_wrong.append(group >= 4)
     known["p_true"] = rng.uniform(size=n_queries)
+    wrong = rng.uniform(size=n_queries) < 0.4
+    known["complement"] = [None if k % 3 else float(rng.uniform()) for k in range(n_queries)]
     return table(
         samples,
         middle=middle,
         semantics=known,
         fit=np.arange(n_queries // 2),
-        wrong=rng.uniform(size=n_queries) < 0.4,
+        wrong=wrong,
         sample_wrong=sample_wrong,
+        answer_states={"last": rng.standard_normal((n_queries, d))},
     )
 
 

@@ -7,7 +7,7 @@ import pytest
 from tests.scores.score_worlds import known, run, table, with_answer, with_known, with_samples
 
 from fusevlm.errors import InputError
-from fusevlm.scores import NEEDS, SCORES, compute_scores, needs_of
+from fusevlm.scores import NEEDS, SCORES, compute_scores, label_free, needs_of
 from fusevlm.types import Samples, Semantics
 
 N = 160
@@ -67,6 +67,7 @@ def agreeing_and_disagreeing():
     sure = Samples(["yes"] * n, [[-0.01]] * n, near, "yes", [-0.01])
     unsure = Samples([f"no {k}" for k in range(n)], [[-2.0]] * n, far, "maybe", [-2.0])
     between = [np.ones((n + 1, n + 1)), np.eye(n + 1)]
+    answer_states = np.tile([[0.0], [3.0]], (20, d)) + 0.5 * rng.standard_normal((40, d))
     known = {
         "meanings": [np.zeros(n, int), np.arange(n)] * 20,
         "between": between * 20,
@@ -80,6 +81,7 @@ def agreeing_and_disagreeing():
         fit=np.arange(30),
         wrong=np.tile([False, True], 20),
         sample_wrong=[np.zeros(n, bool), np.arange(n) < 5] * 20,
+        answer_states={"last": answer_states},
     )
 
 
@@ -95,6 +97,8 @@ def without(queries, need):
         return replace(queries, **{need: None})
     if need == "middle":
         return replace(queries, states={})
+    if need == "answer_state":
+        return replace(queries, answer_states={})
     if need in ("meanings", "similarity", "rephrasings", "p_true"):
         return with_known(queries, **{"between" if need == "similarity" else need: None})
     return replace(queries, samples=[replace(one, **{need: None}) for one in queries.samples])
@@ -128,6 +132,25 @@ def test_the_needs_of_some_scores_are_what_computes_them():
     assert needs_of(SCORES) == NEEDS.keys()
     with pytest.raises(InputError, match="Did you mean 'g_nll'"):
         needs_of(["gnll"])
+
+
+def test_scores_that_read_labels_are_told_apart():
+    learnt = {
+        "lofreecp",
+        "clm_size",
+        "mahalanobis",
+        "relative_mahalanobis",
+        "huq",
+        "accuracy_probe",
+    }
+    assert set(label_free(SCORES)) == SCORES.keys() - learnt
+    assert label_free(["huq", "g_nll", "semantic_entropy_probe"]) == (
+        "g_nll", "semantic_entropy_probe",
+    )  # fmt: skip
+    blind = replace(WORLD, wrong=None, sample_wrong=None)
+    columns, missing = compute_scores(blind)
+    assert tuple(columns) == label_free(SCORES)
+    assert set(missing) == learnt
 
 
 @pytest.mark.parametrize("name", [name for name in SCORES if "fit" in SCORES[name].needs])

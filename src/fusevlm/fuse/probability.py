@@ -1,4 +1,4 @@
-"""From a score to P(wrong): min–max, Platt, beta, isotonic; and their logistic regression."""
+"""From a score to P(wrong): min–max, Platt, beta, isotonic."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import numpy as np
 
 from fusevlm.checks import BoolArray, FloatArray
 from fusevlm.errors import InputError
+from fusevlm.maths.logistic import logistic_regression, sigmoid
 
 
 @dataclass(frozen=True)
@@ -140,41 +141,3 @@ def fit_isotonic(u: FloatArray, wrong: BoolArray) -> Isotonic:
     size = np.bincount(index).astype(np.float64)
     rate = np.bincount(index, weights=wrong.astype(np.float64)) / size
     return Isotonic(values, np.asarray(isotonic_regression(rate, weights=size).x))
-
-
-def sigmoid(x: FloatArray) -> FloatArray:
-    """1/(1+e^{−x}) without overflow."""
-    from scipy.special import expit
-
-    return np.asarray(expit(x))
-
-
-def logistic_regression(X: FloatArray, y: FloatArray, ridge: float = 1e-6) -> FloatArray:
-    """Coefficients [1+K] (intercept first) minimising the cross-entropy to targets y in [0, 1].
-
-    Newton's method with step halving. ``ridge``·|β|²/2 on the slopes, per observation, keeps
-    separable data finite; give columns of unit scale.
-    """
-    design = np.column_stack([np.ones(len(X)), X])
-    penalty = ridge * len(X) * np.r_[0.0, np.ones(X.shape[1])]
-
-    def cost(beta: FloatArray) -> float:
-        logits = design @ beta
-        loss = np.logaddexp(0.0, logits) - y * logits
-        return float(loss.sum() + 0.5 * penalty @ beta**2)
-
-    rate = float(np.clip(y.mean(), 1e-6, 1 - 1e-6))
-    beta = np.r_[np.log(rate / (1 - rate)), np.zeros(X.shape[1])]
-    now = cost(beta)
-    for _ in range(100):
-        p = sigmoid(design @ beta)
-        gradient = design.T @ (p - y) + penalty * beta
-        hessian = (design.T * (p * (1 - p))) @ design + np.diag(penalty + 1e-12)
-        step = np.linalg.solve(hessian, gradient)
-        scale = 1.0
-        while (after := cost(beta - scale * step)) > now and scale > 1e-10:
-            scale /= 2
-        beta, before, now = beta - scale * step, now, after
-        if before - now <= 1e-13 * (1 + abs(now)):
-            break
-    return np.asarray(beta)

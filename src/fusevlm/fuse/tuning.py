@@ -10,8 +10,9 @@ import numpy as np
 from fusevlm.checks import BoolArray, FloatArray
 from fusevlm.errors import InputError
 from fusevlm.fuse.prior import Prior
-from fusevlm.fuse.probability import Platt, logistic_regression, sigmoid
+from fusevlm.fuse.probability import Platt
 from fusevlm.maths.fusion import posterior, score
+from fusevlm.maths.logistic import logistic_regression, sigmoid
 from fusevlm.metrics import auroc
 
 ALPHA_GRID = (0.0, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0)

@@ -173,12 +173,14 @@ def oas_intensity(S: FloatArray, size: int) -> float:
 
     ρ = min(1, [(1−2/d)·tr S² + tr² S] / [(size+1−2/d)·(tr S² − tr² S/d)])
     """
-    d = len(S)
-    squared_norm = float(np.vdot(S, S))
-    trace2 = float(np.trace(S)) ** 2
+    return oas_of_traces(float(np.vdot(S, S)), float(np.trace(S)), len(S), size)
+
+
+def oas_of_traces(squared_norm: float, trace: float, d: int, size: int) -> float:
+    """The same from tr S² and tr S alone, where S [d, d] is better not formed."""
     return _ratio(
-        (1 - 2 / d) * squared_norm + trace2,
-        (size + 1 - 2 / d) * (squared_norm - trace2 / d),
+        (1 - 2 / d) * squared_norm + trace**2,
+        (size + 1 - 2 / d) * (squared_norm - trace**2 / d),
     )
 
 

@@ -34,7 +34,13 @@ from fusevlm.errors import ArtefactError, InputError
 from fusevlm.pipeline.curves import over_criteria, over_samples
 from fusevlm.pipeline.evaluate import read_results
 from fusevlm.pipeline.figures import slug, write_bench
-from fusevlm.pipeline.methods import METHODS, check_methods, find_method, rows_of
+from fusevlm.pipeline.methods import (
+    METHODS,
+    check_methods,
+    find_method,
+    rows_of,
+    scores_of_methods,
+)
 from fusevlm.pipeline.report import check_report
 from fusevlm.pipeline.run import TRAINING, Progress, run_stages
 from fusevlm.pipeline.score import read_scored
@@ -326,7 +332,8 @@ def _curves(
             return kept.curves
     except ArtefactError:
         pass  # none yet, or of another version
-    names = [m for m in wanted.methods if m in SCORES]
+    drawn = [find_method(m, config.calibrate) for m in wanted.methods]
+    names = scores_of_methods(drawn, config.score.baselines or tuple(SCORES))
     queries, _ = read_scored(run, config, states={*needs_of(names), "embeddings"})
     found = []
     if wanted.samples:

@@ -20,6 +20,7 @@ from fusevlm.pipeline.methods import (
 )
 from fusevlm.pipeline.run import Work
 from fusevlm.pipeline.score import read_scored
+from fusevlm.scores import SCORES
 from fusevlm.store import read_json, save_json
 from fusevlm.store.runs import SECONDS, require
 from fusevlm.types import Queries
@@ -69,7 +70,7 @@ def make(work: Work) -> dict[str, int]:
         try:
             method = find_method(name, settings)
             queries = tables.of(method)
-            if not method.preset and name not in queries.columns:
+            if name in SCORES and name not in queries.columns:
                 why = tables.absent_scores.get(name, "score.baselines leaves it out")
                 raise InputError(f"the score {name} is absent: {why}")
             known, _ = queries.split()

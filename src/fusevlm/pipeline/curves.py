@@ -13,9 +13,9 @@ from fusevlm.checks import BoolArray, FloatArray
 from fusevlm.config import CalibrateConfig
 from fusevlm.data.correctness import is_wrong
 from fusevlm.errors import FuseError, InputError, library_quiet
-from fusevlm.pipeline.methods import find_method, fit_method
+from fusevlm.pipeline.methods import find_method, fit_method, scores_of_methods, stackable
 from fusevlm.render.results import Curve
-from fusevlm.scores import compute_scores
+from fusevlm.scores import SCORES, compute_scores
 from fusevlm.types import Queries
 
 logger = logging.getLogger(__name__)
@@ -85,13 +85,15 @@ def aurocs(
     queries: Queries, methods: Sequence[str], config: CalibrateConfig
 ) -> dict[str, float | None]:
     """AUROC of each method on the test queries, fitted on the others."""
-    names = [name for name in methods if not find_method(name, config).preset]
+    rows = [find_method(name, config) for name in methods]
     with library_quiet():
-        columns, _ = compute_scores(queries, names)
+        columns, _ = compute_scores(queries, scores_of_methods(rows, stackable(queries)))
+    kept = {name: values for name, values in queries.columns.items() if name not in SCORES}
+    queries = replace(queries, columns=kept | columns)  # no score of more samples, or other labels
     known, new = queries.split()
-    found = {name: auroc_or_none(c[queries.test], new.wrong) for name, c in columns.items()}
+    found = {n: auroc_or_none(c[queries.test], new.wrong) for n, c in columns.items()}
     for name in methods:
-        if name not in names:
+        if name not in SCORES:
             try:
                 with library_quiet():
                     u = fit_method(name, known, config).apply(new).u

@@ -7,8 +7,9 @@ preset uses all queries for everything; its guaranteed threshold comes from a se
 not.
 
 P(wrong) is that of the vector fusion's own model, of a readout that is one (Logistic u*, Global
-Tuning), or else the map that ``calibrate.probability`` names, on the tuning scores. Beside it
-stand, for all methods alike, Platt's map and the paper's min–max of the same scores.
+Tuning), of the stacked baselines' regression, or else the map that ``calibrate.probability`` names,
+on the tuning scores. Beside it stand, for all methods alike, Platt's map and the paper's min–max of
+the same scores.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from fusevlm.fuse.prior import Prior
 from fusevlm.fuse.thresholds import Threshold
 from fusevlm.fuse.tuning import GlobalTuning, LogisticScore, fit_logistic_score, global_tuning
 from fusevlm.maths.fusion import posterior
+from fusevlm.maths.logistic import RIDGES, Linear, choose_ridge, fit_linear, unit_folds
 from fusevlm.scores import SCORES
 from fusevlm.types import Queries, Scores
 
@@ -41,6 +43,7 @@ JITTERS = (1e-12, 1e-10, 1e-8, 1e-6, 1e-4, 1e-2)
 FUSE, ABLATIONS, SOURCES, READINGS, SENSITIVITY, BASELINES, OWN_ROWS = (
     "FUSE", "Ablations", "Sources", "Readings", "Sensitivity", "Baselines", "Own rows",
 )  # fmt: skip
+STACKED, STACK_FOLDS = "stacked", 5
 ONE_FIT = (READINGS, SENSITIVITY)  # about rankings: no second fit for a guarantee
 RANK_ONLY = ("quantile", "box")  # readouts whose threshold promises nothing
 
@@ -49,9 +52,10 @@ RANK_ONLY = ("quantile", "box")  # readouts whose threshold promises nothing
 class Method:
     """A row of a comparison.
 
-    preset, options  of the Fuse; no preset: a score column
+    preset, options  of the Fuse; no preset: a score column, or all of them stacked
     uses             both sources, or evidence alone (no prior statistic is given)
-    readout          what is read off the fit: u, m0 (prior), mean, logistic, global, quantile, box
+    readout          what is read off the fit: u, m0 (prior), mean, logistic, global, quantile, box;
+                     stacked: off a regression on all score columns
     layer            whose hidden states; empty: score.layer
     quantile         of that readout; 0: calibrate.quantile
     equals, reason   the row whose ranking this one must share by the formulas (or reverse: a fitted
@@ -112,6 +116,8 @@ def _sensitivity(preset: str) -> list[Method]:
 METHODS: dict[str, Method] = {
     method.name: method
     for method in (
+        Method(STACKED, "Stacked baselines", BASELINES, readout=STACKED,
+               note="logistic regression on all baselines that are there, with FUSE's labels"),
         _row(FUSE, "practical", "practical", "FUSE (practical)"),
         _row(FUSE, "paper", "paper", "FUSE (paper)"),
         _row(SOURCES, "practical", "evidence-only", "Evidence-only", uses="evidence"),
@@ -208,6 +214,17 @@ def check_methods(config: CalibrateConfig) -> None:
         find_method(name, config)
 
 
+def scores_of_methods(methods: Iterable[Method], columns: Sequence[str]) -> tuple[str, ...]:
+    """The scores that the methods read; those stacked are the ones among ``columns``."""
+    found: list[str] = []
+    for method in methods:
+        if method.readout == STACKED:
+            found += columns
+        elif not method.preset:
+            found.append(method.name)
+    return tuple(dict.fromkeys(found))
+
+
 def needs_of_methods(methods: Iterable[Method]) -> set[str]:
     """What of the samples the methods read when fitted or applied: states, for forms of FUSE."""
     return {"embeddings"} if any(method.preset for method in methods) else set()
@@ -251,19 +268,54 @@ class Values:
 
 
 @dataclass(frozen=True, eq=False)
+class Stack:
+    """P(wrong) from the score columns ``names`` by one logistic regression."""
+
+    names: tuple[str, ...]
+    model: Linear
+
+    def __call__(self, queries: Queries) -> FloatArray:
+        return self.model(_matrix(queries, self.names))
+
+
+def stackable(queries: Queries) -> tuple[str, ...]:
+    """The baselines that the queries have a column of: all from responses, none from the prior."""
+    return tuple(name for name in SCORES if name in queries.columns)
+
+
+def fit_stack(queries: Queries, seed: int) -> Stack:
+    """Logistic regression on every baseline there is, its ridge by cross-validation over units."""
+    names = stackable(queries)
+    if not names:
+        raise InputError("the queries have no baseline to stack: name some in score.baselines.")
+    X, y = _matrix(queries, names), checks.both_classes(queries.wrong, "P(wrong)").astype(float)
+    folds = unit_folds(queries.units or queries.ids, STACK_FOLDS, seed)
+    ridge = choose_ridge(X, y, folds) if len(np.unique(folds)) > 1 else max(RIDGES)
+    return Stack(names, fit_linear(X, y, ridge))
+
+
+def _matrix(queries: Queries, names: Sequence[str]) -> FloatArray:
+    return np.column_stack([queries.column(name, STACKED) for name in names]).astype(np.float64)
+
+
+Learnt = LogisticScore | GlobalTuning | Stack
+
+
+@dataclass(frozen=True, eq=False)
 class Fitted:
     """A method after calibration.
 
     A score column has ``values``; a form of FUSE a ``fuse``; a readout of a form both, and its
-    ``map`` where it has learnt one. Where all queries were used for all, ``apart`` is the same
-    method fitted again with some kept apart: the guarantee comes from there.
+    ``map`` where it has learnt one, as the stacked baselines have. Where all queries were used for
+    all, ``apart`` is the same method fitted again with some kept apart: the guarantee comes from
+    there.
     """
 
     method: Method
     scales: Scales
     fuse: Fuse | None = None
     values: Values | None = None
-    map: LogisticScore | GlobalTuning | None = None
+    map: Learnt | None = None
     apart: Fitted | None = None
 
     def apply(self, queries: Queries) -> Applied:
@@ -278,7 +330,8 @@ class Fitted:
     def _scored(self, queries: Queries) -> tuple[FloatArray, FloatArray, dict[str, FloatArray]]:
         if self.fuse is None:
             assert self.values is not None
-            u, shown = queries.columns[self.method.name], {}
+            stack, shown = self.map if isinstance(self.map, Stack) else None, {}
+            u = queries.columns[self.method.name] if stack is None else stack(queries)
         else:
             given = _given(queries, self.method)
             scores = self.fuse.score(given)
@@ -336,14 +389,14 @@ class _Saved:
     method: Method
     scales: Scales
     values: Values | None
-    map: LogisticScore | GlobalTuning | None
+    map: Learnt | None
 
 
 _CLASSES: dict[str, type] = {
     cls.__name__: cls
     for cls in (
-        _Saved, Method, Scales, Values, LogisticScore, GlobalTuning, Prior, probability.Platt,
-        probability.Isotonic, probability.MinMax,
+        _Saved, Method, Scales, Values, LogisticScore, GlobalTuning, Stack, Linear, Prior,
+        probability.Platt, probability.Isotonic, probability.MinMax,
     )
 }  # fmt: skip
 
@@ -367,10 +420,13 @@ def fit_method(name: str, queries: Queries, config: CalibrateConfig) -> Fitted:
     if queries.wrong is None:
         raise InputError("the calibration queries have no labels: give them references.")
     if not method.preset:
-        column = queries.column(name, "calibrate.methods")
-        parts = _parts(len(column), config.threshold_share, config.seed)
-        values = _values(column, queries.wrong, parts, config.probability)
-        return Fitted(method, _scales(column, queries.wrong, parts[0]), values=values)
+        parts = _parts(len(queries), config.threshold_share, config.seed)
+        stack = None
+        if method.readout == STACKED:
+            stack = fit_stack(queries.take(parts[0]), config.seed)
+        column = queries.column(name, "calibrate.methods") if stack is None else stack(queries)
+        values = _values(column, queries.wrong, parts, config.probability, stack)
+        return Fitted(method, _scales(column, queries.wrong, parts[0]), values=values, map=stack)
     given = _given(queries, method)
     options = {**_calibrated(method, config), **_ranked(method.options, given)}
     fitted = _fit_form(method, Fuse(method.preset, **options).fit(given), given, config)
@@ -452,11 +508,11 @@ def _values(
     wrong: BoolArray,
     parts: Parts,
     kind: str,
-    learnt: LogisticScore | GlobalTuning | None = None,
+    learnt: Learnt | None = None,
 ) -> Values:
     """A column of calibration scores, divided, with its map: of this ``kind``, or the learnt one's.
 
-    What "Logistic u*" learnt is a probability already.
+    What "Logistic u*" and the stacked baselines learnt is a probability already.
     """
     tune, held = parts
     checks.both_classes(wrong[tune], "P(wrong)")

@@ -77,13 +77,15 @@ def read_table(
     """All queries of a run that did not fail, before they are scored; and why the others did.
 
     ``states`` are needs of scores or methods: hidden states are read only where they hold
-    ``embeddings`` or ``middle``.
+    ``embeddings`` or ``middle``, and the judged answers' where they hold ``answer_state``.
     """
     needs = states or set()
     asked = {q.id: q for q in read_asked(run)}
     layer = config.score.layer if "embeddings" in needs else None
     further = (MIDDLE,) if "middle" in needs and MIDDLE in config.sample.layers else ()
-    found = {g.query_id: g for g in read_generations(require(run, "sample"), layer, layers=further)}
+    judged = (config.score.layer,) if "answer_state" in needs else ()
+    stored = read_generations(require(run, "sample"), layer, layers=further, answers=judged)
+    found = {g.query_id: g for g in stored}
     statistics = read_statistics(run)
     failed = _failed(found, statistics)
     ids = [i for i in asked if i in found and i not in failed]
@@ -113,6 +115,11 @@ def read_table(
         ]
         if "sample_wrong" in needs and labelled
         else None,
+        answer_states={
+            name: np.stack([g.answer_layers[name] for g in generations])
+            for name in judged
+            if all(name in g.answer_layers for g in generations)
+        },
     )
     return table, failed
 

@@ -7,17 +7,28 @@ from collections.abc import Iterable, Sequence
 from fusevlm import checks
 from fusevlm.checks import FloatArray
 from fusevlm.errors import InputError
-from fusevlm.scores import agreement, clm, likelihood, meanings, spectral, states
+from fusevlm.scores import (
+    agreement,
+    clm,
+    densities,
+    likelihood,
+    meanings,
+    probes,
+    spectral,
+    states,
+)
 from fusevlm.scores.interface import NEEDS, Score, check, missing_reason
 from fusevlm.scores.lofreecp import lofreecp
 from fusevlm.types import Queries
 
-__all__ = ["NEEDS", "SCORES", "Score", "compute_scores", "needs_of"]
+__all__ = ["NEEDS", "SCORES", "Score", "compute_scores", "label_free", "needs_of"]
 
 _CLM = "adaptation: CLM defines no per-query statistic"
 _LOFREE = "adaptation: weights tuned on calibration queries whose judged answer is right"
 _UMPIRE = ("embeddings", "token_logprobs", "fit")
 _WEIGHED = ("token_logprobs", "meanings")
+_LEARNT = ("answer_state", "fit", "wrong")
+_FOLDS = "calibration queries out of fold"
 
 SCORES: dict[str, Score] = {
     score.name: score
@@ -96,6 +107,43 @@ SCORES: dict[str, Score] = {
             clm.clm_size,
             _CLM + "; samples in order of falling quality",
         ),
+        Score(
+            "festa",
+            "FESTA",
+            ("rephrasings",),
+            agreement.festa,
+            "adaptation: shares for the KL divergences, no changed pictures; where a question "
+            "cannot be negated, rephrasings alone",
+        ),
+        Score(
+            "mahalanobis",
+            "Mahalanobis",
+            _LEARNT,
+            densities.mahalanobis,
+            f"of the answer's state to those of right calibration answers; {_FOLDS}",
+        ),
+        Score(
+            "relative_mahalanobis",
+            "Relative Mahalanobis",
+            _LEARNT,
+            densities.relative_mahalanobis,
+            f"adaptation: the background is all calibration answers; {_FOLDS}",
+        ),
+        Score(
+            "huq",
+            "HUQ",
+            ("answer_logprobs", *_LEARNT),
+            densities.huq,
+            "adaptation: Mahalanobis and G-NLL, ranked among calibration queries",
+        ),
+        Score(
+            "semantic_entropy_probe",
+            "Semantic-entropy probe",
+            (*_WEIGHED, "answer_state", "fit"),
+            probes.semantic_entropy_probe,
+            f"no label of correctness; {_FOLDS}",
+        ),
+        Score("accuracy_probe", "Accuracy probe", _LEARNT, probes.accuracy_probe, _FOLDS),
     )
 }
 
@@ -124,6 +172,11 @@ def compute_scores(
 def needs_of(names: Iterable[str]) -> set[str]:
     """All that the named scores need, in the words of NEEDS."""
     return {need for score in _known(names) for need in score.needs}
+
+
+def label_free(names: Iterable[str]) -> tuple[str, ...]:
+    """Those of the named scores that read no label of correctness."""
+    return tuple(score.name for score in _known(names) if not score.labels)
 
 
 def _known(names: Iterable[str]) -> list[Score]:

@@ -12,6 +12,7 @@ import numpy as np
 
 from fusevlm.checks import FloatArray, IntArray
 from fusevlm.data.answers import same_form
+from fusevlm.errors import InputError
 from fusevlm.scores.interface import given
 from fusevlm.types import Queries, Samples
 
@@ -77,3 +78,19 @@ def neighborhood(queries: Queries) -> FloatArray:
     """
     rows = given(queries, "rephrasings")
     return np.array([1.0 - float(np.mean(row)) if np.size(row) else 1.0 for row in rows])
+
+
+def festa(queries: Queries) -> FloatArray:
+    """FESTA (Bhattacharya et al.): is the model consistent, and does it notice a changed question?
+
+    Mean of the share of rephrased questions whose answer disagrees (:func:`neighborhood`) and the
+    share of answers to the negated question that fail to flip; the first alone where the question
+    cannot be negated.
+    """
+    unsteady = neighborhood(queries)
+    found = [one.complement for one in queries.semantics or ()]
+    unmoved = np.array([np.nan if share is None else float(share) for share in found])
+    outside = (unmoved < 0.0) | (unmoved > 1.0)
+    if outside.any():
+        raise InputError(f"complement is {unmoved[outside][0]:g}; expected a share in [0, 1].")
+    return np.where(np.isnan(unmoved), unsteady, 0.5 * (unsteady + unmoved))

@@ -22,6 +22,7 @@ NEEDS: dict[str, str] = {
     "embeddings": "hidden states: a model that gives them, and score.layer among sample.layers",
     "answer": "a model that gives an answer to be judged beside the samples",
     "answer_logprobs": "a model that gives the log-probabilities of the judged answer",
+    "answer_state": "hidden states of judged answers: a model that gives them, and no sample.gram",
     "middle": "'middle' among sample.layers",
     "meanings": "semantics.meanings = 'string', 'nli' or 'sentences'",
     "similarity": "semantics.similarity = 'sentences', 'nli' or 'string'",
@@ -48,6 +49,11 @@ class Score:
     needs: tuple[str, ...]
     compute: Callable[[Queries], FloatArray]
     note: str = ""
+
+    @property
+    def labels(self) -> bool:
+        """Whether it learns from the labels of calibration queries."""
+        return not {"wrong", "sample_wrong"}.isdisjoint(self.needs)
 
 
 def missing_reason(queries: Queries, needs: Sequence[str]) -> str:
@@ -78,6 +84,8 @@ def _find(queries: Queries, need: str) -> Any:
         return () if value is None else value
     if need == "middle":
         return queries.states.get(need, ())
+    if need == "answer_state":
+        return next(iter(queries.answer_states.values()), ())
     rows = queries.samples if need in _OF_SAMPLES else queries.semantics or ()
     return [getattr(row, need) for row in rows]
 

@@ -50,17 +50,25 @@ def write_generations(
 
 
 def read_generations(
-    folder: AnyPath, layer: str | None = None, *, layers: Sequence[str] = ()
+    folder: AnyPath,
+    layer: str | None = None,
+    *,
+    layers: Sequence[str] = (),
+    answers: Sequence[str] = (),
 ) -> Iterator[Generation]:
     """Stored generations in order, with the hidden states that are asked for and no others.
 
-    ``layer`` is the one whose states become the samples' embeddings, ``layers`` are further ones.
+    ``layer`` is the one whose states become the samples' embeddings, ``layers`` are further ones;
+    of ``answers`` only the judged answer's state is read, where it was kept.
     """
     asked = dict.fromkeys([*([] if layer is None else [layer]), *layers])
+    judged_at = dict.fromkeys([*asked, *answers])
 
     def wanted(name: str) -> bool:
         kind = name.partition(".")[2]
-        return bool(asked) and (kind.removesuffix(".answer") in asked or kind == "gram")
+        if kind.endswith(".answer"):
+            return kind.removesuffix(".answer") in judged_at
+        return kind in asked or (bool(asked) and kind == "gram")
 
     for rows, arrays in read_parts(folder, KIND, wanted):
         for k in range(len(rows["query_id"])):
@@ -70,7 +78,11 @@ def read_generations(
             if gone and record["error"] is None and record["gram_dim"] is None:
                 raise InputError(f"layer {gone[0]!r} was not kept; the run has {', '.join(kept)}.")
             states = {name: arrays[f"{k}.{name}"] for name in asked if f"{k}.{name}" in arrays}
-            judged = {name: arrays[f"{k}.{name}.answer"] for name in states}
+            judged = {
+                name: arrays[f"{k}.{name}.answer"]
+                for name in judged_at
+                if f"{k}.{name}.answer" in arrays
+            }
             yield _generation(record, states, judged, arrays.get(f"{k}.gram"), layer)
 
 
