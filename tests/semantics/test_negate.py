@@ -124,7 +124,7 @@ def test_twice_is_the_same_on_random_questions():
         assert once is not None, q
         assert once != q
         twice = negate(once)
-        assert twice == q.replace("there some", "there any"), (q, once)
+        assert twice in (q, q.replace("there some", "there any")), (q, once)
 
 
 @pytest.mark.parametrize(
