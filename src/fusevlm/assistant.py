@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fusevlm import checks
-from fusevlm.config import Config, SampleConfig
+from fusevlm.config import Config, SampleConfig, SemanticsConfig
 from fusevlm.embedded import EMBEDDED
 from fusevlm.errors import ArtefactError, FuseError, InputError
 from fusevlm.fuse.estimator import Fuse
-from fusevlm.types import Query
+from fusevlm.types import Query, Samples
 
 if TYPE_CHECKING:
     from fusevlm.models.protocol import Model
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from fusevlm.priors.gp.adapter import GpAdapter
 
 ANSWER, ABSTAIN = "answer", "abstain"
+COMPLEMENT = "complement"  # evidence that takes the negated question
 
 
 @dataclass(frozen=True)
@@ -111,6 +112,7 @@ class Assistant:
     fuse: Fuse
     sample: SampleConfig
     statistic: str
+    semantics: SemanticsConfig = field(default_factory=SemanticsConfig)
 
     def ask(
         self,
@@ -140,7 +142,11 @@ class Assistant:
         if found.samples is None:
             raise FuseError(f"the model gave no answer: {found.error}")
         s = self.prior(picture, question)
-        scores = self.fuse.score([found.samples], s=[s] if self.fuse.model.uses_s else None)
+        scores = self.fuse.score(
+            [found.samples],
+            s=[s] if self.fuse.model.uses_s else None,
+            extra=self.further(query, found.samples) or None,
+        )
         decided = self.fuse.decide(scores, risk=risk, delta=delta)
         theta: Any = decided.threshold
         return Answer(
@@ -163,6 +169,24 @@ class Assistant:
         image, text = self.towers.images([picture]), self.towers.texts([question]).vectors
         return float(self.adapter.statistics(image, text)[self.statistic][0])
 
+    def further(self, query: Query, samples: Samples) -> dict[str, list[float]]:
+        """Evidence of the fit for which the model is asked more, as the stage semantics asks it.
+
+        NaN where it cannot be asked: the complement of a question that is not yes/no.
+        """
+        from fusevlm.semantics.find import Tools, find_semantics
+
+        if COMPLEMENT not in self.fuse.model.ranges:
+            return {}
+        wanted = self.semantics
+        if wanted.complement == "none":
+            wanted = replace(wanted, complement="templates")
+        tools = Tools(
+            wanted, load_vlm=lambda: self.model, generator=str, cache=os.devnull
+        )  # no pair is judged
+        (known,) = find_semantics(tools, [(query, samples)], {COMPLEMENT})
+        return {COMPLEMENT: [float("nan") if known.complement is None else known.complement]}
+
 
 def load(source: str | os.PathLike[str] = EMBEDDED) -> Assistant:
     """An Assistant from ``embedded``, or from a run folder whose stage calibrate is done."""
@@ -182,6 +206,7 @@ def load(source: str | os.PathLike[str] = EMBEDDED) -> Assistant:
         fuse,
         config.sample,
         config.adapter.statistic,
+        config.semantics,
     )
 
 

@@ -120,6 +120,9 @@ class SemanticsConfig:
     rephrase: Annotated[str, OneOf(NONE, "generator", "prompt", "templates")] = NONE
     rephrasings: Annotated[int, Whole(1)] = 5
     p_true: bool = False
+    # the negated question too, of yes/no questions, by templates or by the model
+    complement: Annotated[str, OneOf(NONE, "templates", "model")] = NONE
+    complement_samples: Annotated[int, Whole(0)] = 0  # beside its greedy answer, without logits
     generator: str = EMBEDDED  # the model that asks, for rephrase = "generator"
     wording: str = ""  # what it is told, with {answer} and perhaps {question}; its usual if empty
     nli: str = "microsoft/deberta-large-mnli"

@@ -219,8 +219,8 @@ class Semantics:
     between      [n+1, n+1] similarities in [0, 1] of the samples and, last, the judged answer
     rephrasings  did the answer to each rephrased question agree with the judged answer
     p_true       the model's own probability that the judged answer is right
-    complement   share of the answers to the negated question that fail to flip; None for questions
-                 that are not yes/no
+    complement   share of the answers to the negated question that fail to flip, or their
+                 probability; None for questions that are not yes/no
     """
 
     meanings: IntArray | None = None
@@ -263,7 +263,7 @@ class Queries:
     units         [N] names; queries of one unit are resampled together (default: each its own)
     fit           rows of the calibration queries, whose labels methods may read; None: not split
     references    right answers of each
-    semantics     meanings, similarities, rephrasings and P(True) of each
+    semantics     meanings, similarities, rephrasings, P(True) and complement of each
     states        hidden states of further layers by name, [n, d] of each query
     answer_states hidden states of the judged answers by layer, [N, d] each; scores read the first
     sample_wrong  was each sample wrong, [n] of each query; read only at ``fit``

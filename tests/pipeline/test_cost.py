@@ -69,6 +69,18 @@ def test_the_other_work_by_hand(big):
     assert whole.hours == pytest.approx(sum(work.hours for work in found.values()))
 
 
+def test_the_complement_by_hand():
+    """A forward pass a query; by the model, 32 tokens of a negation each as well."""
+    plain = changed("semantics", p_true=False, rephrase="none", complement="templates")
+    found = by_kind(cost.estimate(plain))["complement"]
+    once = 1500 * 2 * 13.35e9 * 616 / 1e14 / 3600
+    assert found.hours == found.most_hours == pytest.approx(once)
+    assert cost.estimate(plain).vram["semantics"] > 26.7
+    more = by_kind(cost.estimate(changed("semantics", complement="model")))["complement"]
+    steps = 1500 * cost.REPHRASED_TOKENS * (26.7e9 + 616 * 2 * 40 * 5120 * 2) / 1e12 / 3600
+    assert more.hours == pytest.approx(once * (616 + 80) / 616 + steps)
+
+
 def test_memory_and_disk_by_hand(big):
     found = cost.estimate(big)
     states = 1500 * 51 * 5120 * 2 * 2

@@ -2,11 +2,13 @@
 
 import json
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from tests.models.conftest import make_picture
 from tests.pipeline.tiny_models import CONFIG, save_models, save_queries
+from tests.semantics.test_complement import yes_or_no
 
 import fusevlm
 from fusevlm.assistant import JSON_FIELDS, Answer, load
@@ -16,12 +18,15 @@ from fusevlm.data.images import load_image
 from fusevlm.errors import ArtefactError, InputError
 from fusevlm.fuse.estimator import Fuse
 from fusevlm.models.huggingface import HuggingFace
+from fusevlm.models.protocol import Decoding
+from fusevlm.models.temperatures import stratified
 from fusevlm.models.towers import Towers
 from fusevlm.pipeline import sample
 from fusevlm.pipeline.data import read_asked
 from fusevlm.pipeline.run import states
 from fusevlm.pipeline.score import read_scored
 from fusevlm.priors.gp.adapter import GpAdapter
+from fusevlm.semantics.selfcheck import verdicts
 from fusevlm.store.generations import read_embeddings, read_generations
 from fusevlm.store.runs import read_run
 from fusevlm.testing import tiny
@@ -238,8 +243,6 @@ def test_ask_is_what_the_parts_say(home, done):
     found = fusevlm.load(run).ask(picture, "what colour", risk=0.3, seed=4)
     model = HuggingFace.load(str(home / "vlm"), decoding=load(run).model.decoding)
     query = fusevlm.types.Query("ask", "what colour", [load_image(picture)])
-    from fusevlm.models.temperatures import stratified
-
     (said,) = model.sample([query], 4, stratified(4, seed=4), 4)
     towers = Towers.load(str(home / "dual_encoder"))
     pair = towers.images([load_image(picture)]), towers.texts(["what colour"]).vectors
@@ -254,6 +257,34 @@ def test_ask_is_what_the_parts_say(home, done):
     answered = fuse.decide(scores, risk=0.3).answer[0]
     assert found.decision == ("answer" if answered else "abstain")
     assert found == fusevlm.load(run).ask(picture, "what colour", risk=0.3, seed=4)
+
+
+def test_ask_asks_the_negated_question_where_the_fit_had_it(home, done):
+    """Yes/no questions only, as the stage asks it; a fit without it asks nothing more."""
+    run, _, _ = done
+    plain = load(run)
+    decoding = Decoding(max_new_tokens=1)
+    vlm = HuggingFace(*yes_or_no(*tiny.build("llava")), decoding=decoding)
+    table, _ = read_scored(run, read_run(run), states={"embeddings"})
+    column = np.random.default_rng(0).uniform(size=len(table))
+    fuse = Fuse("practical").fit(
+        table.samples, table.wrong, s=table.s, extra={"complement": column}
+    )
+    asking = replace(plain, fuse=fuse, model=vlm)
+    query = fusevlm.types.Query("ask", "is there a circle?", [load_image(home / "test-3.png")])
+    found = asking.ask(query.images[0], query.question, seed=4)
+    assert found.answer in ("yes", "no")
+    (said,) = vlm.sample([query], 4, stratified(4, seed=4), 4)
+    denied = replace(query, question="is there not a circle?")
+    verdict = verdicts(vlm, [denied])
+    again = verdict.share[0] if found.answer == "yes" else 1 - verdict.share[0]
+    s = [asking.prior(query.images[0], query.question)]
+    expected = fuse.score([said.samples], s=s, extra={"complement": [again]})
+    assert found.u == pytest.approx(expected.u[0], rel=1e-6)
+    assert asking.further(query, said.samples) == {"complement": [pytest.approx(again)]}
+    other = replace(query, question="what colour")
+    assert np.isnan(asking.further(other, said.samples)["complement"]).all()
+    assert plain.further(query, said.samples) == {}
 
 
 @pytest.fixture

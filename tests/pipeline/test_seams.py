@@ -9,16 +9,23 @@ from tests.data import official
 from tests.models.conftest import make_picture
 from tests.pipeline.tiny_models import save_models, save_queries
 from tests.render.test_latex import check_structure
+from tests.semantics.test_complement import yes_or_no
 
 from fusevlm import Fuse, config
 from fusevlm.cli import main
 from fusevlm.config import SECTIONS, read_config
 from fusevlm.models.huggingface import HuggingFace
+from fusevlm.models.protocol import Decoding
+from fusevlm.pipeline.data import read_asked
 from fusevlm.pipeline.evaluate import read_predictions, read_results
 from fusevlm.pipeline.methods import METHODS, find_method
+from fusevlm.pipeline.score import read_table
 from fusevlm.render.page import TITLES
 from fusevlm.scores import SCORES
+from fusevlm.scores.agreement import complement_column
+from fusevlm.semantics.complement import failures_to_flip
 from fusevlm.semantics.inference import NliModel
+from fusevlm.semantics.negate import negate
 from fusevlm.store.generations import read_generations
 from fusevlm.store.runs import read_run
 from fusevlm.testing import tiny, tiny_helpers
@@ -62,6 +69,7 @@ RUNS = {
         "semantics.rephrase": "prompt",
         "semantics.rephrasings": 2,
         "semantics.p_true": True,
+        "semantics.complement": "model",
         "semantics.seed": 3,
         "semantics.dtype": "bfloat16",
         "embed.dtype": "bfloat16",
@@ -125,6 +133,8 @@ RUNS = {
         "semantics.meanings": "none",
         "semantics.similarity": "string",
         "semantics.rephrase": "templates",
+        "semantics.complement": "templates",
+        "semantics.complement_samples": 2,
         "sample.model": "huggingface:vlm",
         "score.criterion": "exact_match_majority",
         "report.figures": ["densities", "qualitative"],
@@ -243,6 +253,39 @@ def test_what_was_judged_is_not_judged_again(home, monkeypatch, capsys):
     monkeypatch.setattr(NliModel, "judge", lambda self, pairs: pytest.fail("judged again"))
     assert main([*words, "--redo", "semantics"]) in (0, 3), capsys.readouterr().err
     assert read_results(home / "run-inference") == before
+
+
+def test_the_negated_question_from_file_to_table(home, tmp_path, capsys):
+    """A model that says yes or no; a fourth of the questions are yes/no, and so asked again."""
+    model, processor = yes_or_no(*tiny.build("llava"))
+    model.save_pretrained(tmp_path / "vlm")
+    processor.save_pretrained(tmp_path / "vlm")
+    run = tmp_path / "run"
+    settings = {"semantics.complement": "templates", "sample.max_new_tokens": 1,
+                "sample.model": "", "score.baselines": ["g_nll"], "report.figures": ["roc"],
+                "adapter.source": str(home / "run-strings" / "train" / "model"), "data.train": "",
+                "calibrate.methods": ["practical", "g_nll"]}  # fmt: skip
+    words = ["run", str(home / "own.toml"), "--run", str(run), "--quiet"]
+    settings["sample.model"] = str(tmp_path / "vlm")
+    for key, value in settings.items():
+        words += ["--set", f"{key}={toml(value)}"]
+    assert main(words) in (0, 3), capsys.readouterr().err
+    queries, _ = read_table(run, read_run(run), states={"complement"})
+    column = complement_column(queries)
+    asked = np.array([q.startswith("is the circle red") for q in queries.columns["question"]])
+    assert {one.answer for one in queries.samples} <= {"yes", "no"}
+    np.testing.assert_array_equal(np.isnan(column), ~asked)
+    assert asked.sum() == 9
+    assert ((column[asked] > 0) & (column[asked] < 1)).all()
+    # the same by the parts: the model asked directly
+    vlm = HuggingFace.load(str(tmp_path / "vlm"), decoding=Decoding(max_new_tokens=1))
+    rows = {q.id: q for q in read_asked(run)}
+    for k in np.flatnonzero(asked):
+        query = rows[queries.ids[k]]
+        (expected,) = failures_to_flip(
+            vlm, [query], [queries.samples[k].answer], [negate(query.question)]
+        )
+        assert column[k] == pytest.approx(expected, rel=1e-5)
 
 
 def test_a_bench_with_an_inference_model(home, capsys):

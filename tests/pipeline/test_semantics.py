@@ -35,10 +35,10 @@ def test_the_default_needs_no_model_and_stores_meanings(finished):
 def test_what_is_stored_comes_back(tmp_path):
     """Two parts of two queries; one has nothing but its id."""
     made = {
-        "a": Semantics(np.array([0, 1]), np.eye(3), np.array([True, False, True]), 0.25),
+        "a": Semantics(np.array([0, 1]), np.eye(3), np.array([True, False, True]), 0.25, 0.5),
         "b": Semantics(),
         "c": Semantics(np.array([0, 0]), np.full((3, 3), 0.5), np.array([False]), 0.75),
-        "d": Semantics(np.array([0, 2]), np.full((3, 3), 0.125), None, 1.0),
+        "d": Semantics(np.array([0, 2]), np.full((3, 3), 0.125), None, 1.0, 0.0),
     }
     parts = Parts(tmp_path / "semantics", semantics.KIND)
     for index, ids in enumerate((["a", "b"], ["c", "d"])):
@@ -52,6 +52,15 @@ def test_what_is_stored_comes_back(tmp_path):
             one, two = (getattr(x, field.name) for x in (meant, found[query_id]))
             np.testing.assert_array_equal(one, two)
             assert (one is None) == (two is None)
+
+
+def test_older_parts_have_no_complement(tmp_path):
+    rows, arrays = semantics._packed(["a"], [Semantics(p_true=0.5, complement=0.25)])
+    del rows["complement"]
+    Parts(tmp_path / "semantics", semantics.KIND).write(0, rows, arrays, {"queries": 1})
+    runs.write_manifest(tmp_path, Manifest("semantics", {}, {}, {}, complete=True))
+    found = read_semantics(tmp_path)["a"]
+    assert (found.p_true, found.complement) == (0.5, None)
 
 
 def test_a_stopped_stage_goes_on(run, monkeypatch):
@@ -111,6 +120,12 @@ def test_the_run_computes_just_what_its_baselines_need(run, monkeypatch):
     )
     run_stages(folder, config, redo="semantics")
     assert set(map(frozenset, asked)) == {frozenset()}
+    asked.clear()
+    monkeypatch.setattr(semantics, "load_sampler", lambda config: None)  # no question is yes/no
+    changed = change_config(config, ["semantics.complement=templates"])
+    run_stages(folder, changed, only="semantics", redo="semantics")
+    assert set(map(frozenset, asked)) == {frozenset({"complement"})}  # though no baseline needs it
+    run_stages(folder, config, redo="semantics")
     assert ("sample", "safetensors") not in read  # no hidden state was loaded in any stage
     table = json.loads((folder / "evaluate" / "results.json").read_text())
     assert list(table["slices"][0]["methods"]) == ["g_nll"]

@@ -13,7 +13,8 @@ from tests.scores.score_worlds import known, run, table, with_answer
 
 from fusevlm.data.answers import same_form
 from fusevlm.scores import SCORES
-from fusevlm.scores.agreement import answers
+from fusevlm.scores.agreement import answers, complement_column, rephrasing_column
+from fusevlm.scores.interface import missing_reason
 from fusevlm.types import Samples
 
 WORLD = run(n_queries=20, n_samples=6, d=9, seed=4)
@@ -161,6 +162,21 @@ def test_p_true_and_neighborhood():
     queries = table([Samples(["x"])] * 2, semantics=known)
     np.testing.assert_allclose(score("p_true", queries), [0.75, 0.0])
     np.testing.assert_allclose(score("neighborhood", queries), [0.25, 1.0])
+
+
+def test_columns_of_further_evidence():
+    """NaN where a query was not asked; the paper's score counts that as no agreement."""
+    known = {
+        "rephrasings": [np.array([True, False, True, True]), np.array([], dtype=bool), None],
+        "complement": [0.25, None, 0.0],
+    }
+    queries = table([Samples(["x"])] * 3, semantics=known)
+    np.testing.assert_array_equal(rephrasing_column(queries), [0.25, np.nan, np.nan])
+    np.testing.assert_array_equal(complement_column(queries), [0.25, np.nan, 0.0])
+    bare = table([Samples(["x"])] * 3)
+    for column in (rephrasing_column, complement_column):
+        np.testing.assert_array_equal(column(bare), [np.nan] * 3)
+    assert missing_reason(queries, ["complement"]).startswith("1 of 3 queries have no complement")
 
 
 def test_graph_scores_against_the_generalised_eigenproblem():

@@ -99,7 +99,7 @@ def without(queries, need):
         return replace(queries, states={})
     if need == "answer_state":
         return replace(queries, answer_states={})
-    if need in ("meanings", "similarity", "rephrasings", "p_true"):
+    if need in ("meanings", "similarity", "rephrasings", "p_true", "complement"):
         return with_known(queries, **{"between" if need == "similarity" else need: None})
     return replace(queries, samples=[replace(one, **{need: None}) for one in queries.samples])
 
@@ -129,7 +129,7 @@ def test_the_needs_of_some_scores_are_what_computes_them():
     names = ["semantic_entropy_rao", "g_nll", "distinct"]
     assert needs_of(names) == {"token_logprobs", "meanings", "answer_logprobs", "texts"}
     assert needs_of([]) == set()
-    assert needs_of(SCORES) == NEEDS.keys()
+    assert needs_of(SCORES) == NEEDS.keys() - {"complement"}  # evidence of FUSE, not of all queries
     with pytest.raises(InputError, match="Did you mean 'g_nll'"):
         needs_of(["gnll"])
 

@@ -126,10 +126,10 @@ def test_only_what_is_needed_is_found(tmp_path):
     (found,) = find_semantics(tools(tmp_path, **asked), BATCHES[1], {"meanings"})
     assert found.meanings.tolist() == [0, 1, 2]
     (found,) = find_semantics(tools(tmp_path, **asked), BATCHES[1], set())
-    assert [getattr(found, name) for name in PARTS] == [None] * 4
+    assert [getattr(found, name) for name in PARTS] == [None] * len(PARTS)
     # needed, but the settings leave it out
     (found,) = find_semantics(tools(tmp_path, meanings="none"), BATCHES[1], set(PARTS))
-    assert [getattr(found, name) for name in PARTS] == [None] * 4
+    assert [getattr(found, name) for name in PARTS] == [None] * len(PARTS)
     with pytest.raises(InputError, match=r"'meaning' is not known\. Did you mean 'meanings'"):
         find_semantics(kit, BATCHES[1], {"meaning"})
     assert find_semantics(tools(tmp_path, similarity="string"), []) == []

@@ -318,6 +318,8 @@ def estimate(config: Config, gpu: Gpu | None = None) -> Estimate:
         work.append(_rephrasing(config, queries, gpu))
     if semantics.p_true:
         work.append(_p_true(config, queries, gpu))
+    if semantics.complement != "none":
+        work.append(_complement(config, queries, gpu))
     disk, ram = _disk(config, queries), _ram(config, queries)
     return Estimate(queries, tuple(work), disk, ram, _vram(config))
 
@@ -413,6 +415,25 @@ def _p_true(config: Config, queries: int, gpu: Gpu) -> Work:
     return Work("P(True)", hours, hours, words)
 
 
+def _complement(config: Config, queries: int, gpu: Gpu) -> Work:
+    """As if every question were yes/no; one forward pass each, and one to negate by the model."""
+    weights = _vlm(config)
+    if weights is None:
+        return Work("complement", None, None, "size of the model unknown")
+    tokens = IMAGE_TOKENS + PROMPT_TOKENS
+    hours = gpu.prefill(weights.parameters, queries * tokens)
+    made = 0.0
+    if config.semantics.complement == "model":
+        step = max(gpu.step(weights, config.sample.dtype, 1, 2))
+        made = gpu.prefill(weights.parameters, queries * 2 * PROMPT_TOKENS)
+        made += queries * REPHRASED_TOKENS * step / 3600
+    words = (
+        f"{queries} × 2 × {weights.parameters:.4g} × {tokens} / {gpu.tflops:g}e12 s, negations "
+        f"made ({made:.2f} h)"
+    )
+    return Work("complement", made + hours, made + hours, words)
+
+
 def _disk(config: Config, queries: int) -> float | None:
     """Hidden states of the samples and the answer in every layer kept, and similarities."""
     weights = _vlm(config)
@@ -445,7 +466,7 @@ def _vram(config: Config) -> dict[str, float | None]:
     towers = size_of(config.embed.towers, "dual_encoder")
     found["embed"] = None if towers is None else _bytes(towers, config.embed.dtype) / 1e9 + 1.0
     parts: list[float | None] = []
-    if semantics.p_true or semantics.rephrase != "none":
+    if semantics.p_true or {semantics.rephrase, semantics.complement} != {"none"}:
         parts.append(None if vlm is None else _bytes(vlm, sample.dtype) / 1e9 + 1.0)
     named = model_sources(config)
     for key in ("semantics.nli", "semantics.encoder", "semantics.generator"):

@@ -1,8 +1,8 @@
 """Stage semantics: which samples mean the same, and what the model says when asked otherwise.
 
 All that scores need beyond the samples and that takes a model to make, and of that only what the
-baselines of the config need. What a setting leaves at "none" is left out, and the scores that need
-it say so.
+baselines of the config need; the complement wherever it is asked for, since FUSE takes it as
+evidence. What a setting leaves at "none" is left out, and the scores that need it say so.
 """
 
 from __future__ import annotations
@@ -53,6 +53,8 @@ def make(work: Work) -> dict[str, int]:
         if g.samples is not None
     ]
     needed = needs_of(config.score.baselines or SCORES) & set(PARTS)
+    if config.semantics.complement != "none":
+        needed |= {"complement"}
     parts = Parts(work.folder("semantics"), KIND)
     tools = Tools(
         config.semantics,
@@ -78,6 +80,7 @@ def _packed(
         "meanings": [plain(m.meanings) for m in found],
         "rephrasings": [plain(m.rephrasings) for m in found],
         "p_true": [m.p_true for m in found],
+        "complement": [m.complement for m in found],
     }
     arrays = {
         f"{k}": m.between.astype(np.float32) for k, m in enumerate(found) if m.between is not None
@@ -99,5 +102,6 @@ def read_semantics(run: Path) -> dict[str, Semantics]:
                 array(arrays.get(f"{k}"), np.float64),
                 array(rows["rephrasings"][k], np.bool_),
                 rows["p_true"][k],
+                rows["complement"][k] if "complement" in rows else None,  # older runs have none
             )
     return found

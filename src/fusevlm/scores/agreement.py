@@ -1,5 +1,7 @@
 """Scores of how often the samples, or the answers to rephrased questions, say the same.
 
+Further evidence for FUSE as well: columns [N] that are NaN where a query was not asked.
+
 Two texts are the same answer if :func:`~fusevlm.data.answers.same_form` says so. Ties are broken by
 the alphabet: the order of samples never matters.
 """
@@ -14,7 +16,7 @@ from fusevlm.checks import FloatArray, IntArray
 from fusevlm.data.answers import same_form
 from fusevlm.errors import InputError
 from fusevlm.scores.interface import given
-from fusevlm.types import Queries, Samples
+from fusevlm.types import Queries, Samples, Semantics
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,3 +96,16 @@ def festa(queries: Queries) -> FloatArray:
     if outside.any():
         raise InputError(f"complement is {unmoved[outside][0]:g}; expected a share in [0, 1].")
     return np.where(np.isnan(unmoved), unsteady, 0.5 * (unsteady + unmoved))
+
+
+def rephrasing_column(queries: Queries) -> FloatArray:
+    """1 − the share of rephrasings whose answer agrees; NaN where there is none."""
+    known = queries.semantics or [Semantics()] * len(queries)
+    rows = [one.rephrasings for one in known]
+    return np.array([1.0 - float(np.mean(r)) if r is not None and r.size else np.nan for r in rows])
+
+
+def complement_column(queries: Queries) -> FloatArray:
+    """How far the answer to the negated question fails to flip; NaN where it was not asked."""
+    known = queries.semantics or [Semantics()] * len(queries)
+    return np.array([np.nan if one.complement is None else one.complement for one in known])

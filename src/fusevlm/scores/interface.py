@@ -28,6 +28,7 @@ NEEDS: dict[str, str] = {
     "similarity": "semantics.similarity = 'sentences', 'nli' or 'string'",
     "rephrasings": "semantics.rephrase = 'generator', 'prompt' or 'templates'",
     "p_true": "semantics.p_true = true",
+    "complement": "semantics.complement = 'templates' or 'model', and yes/no questions",
     "fit": "calibration queries",
     "wrong": "labels: references to the queries, and score.criterion",
     "sample_wrong": "labels of the samples: references to the queries, and score.criterion",

@@ -1,7 +1,7 @@
 """All that scores need to know of samples beyond themselves and that takes a model to find.
 
-Meanings and similarities, whether rephrased questions get the same answer, P(True): what the
-settings leave at "none" stays None, and the scores that need it say so.
+Meanings and similarities, whether rephrased questions get the same answer and negated ones the
+other, P(True): what the settings leave at "none" stays None, and the scores that need it say so.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from fusevlm.semantics.inference import NliModel
     from fusevlm.semantics.rephrase import Rephraser
 
-PARTS = ("meanings", "similarity", "rephrasings", "p_true")
+PARTS = ("meanings", "similarity", "rephrasings", "p_true", "complement")
 Batch = Sequence[tuple[Query, Samples]]
 
 
@@ -122,6 +122,7 @@ def find_semantics(
         alike if "similarity" in parts else nothing,
         _rephrasings(tools, batch) if "rephrasings" in parts else nothing,
         _p_true(tools, batch) if "p_true" in parts and wanted.p_true else nothing,
+        _complements(tools, batch) if "complement" in parts else nothing,
     )
     return [Semantics(*row) for row in zip(*columns, strict=True)]
 
@@ -178,14 +179,33 @@ def _p_true(tools: Tools, batch: Batch) -> list[float]:
     return [float(p) for p in p_true(tools.open_vlm("semantics.p_true"), *_answered(batch)).yes]
 
 
+def _complements(tools: Tools, batch: Batch) -> Sequence[float | None]:
+    """How far the model fails to give the negated question the other answer."""
+    wanted = tools.wanted
+    if wanted.complement == "none":
+        return [None] * len(batch)
+    from fusevlm.semantics.complement import failures_to_flip
+    from fusevlm.semantics.negate import negate, negate_by_model
+
+    queries, answers = _answered(batch)
+    asked = [query.question for query in queries]
+    if wanted.complement == "model":
+        negated = negate_by_model(tools.open_vlm("semantics.complement = 'model'"), asked)
+    else:
+        negated = [negate(question) for question in asked]
+    return failures_to_flip(
+        tools.vlm, queries, answers, negated, samples=wanted.complement_samples, seed=wanted.seed
+    )
+
+
 def _answered(batch: Batch) -> tuple[list[Query], list[str]]:
     """The queries and their judged answers."""
     answers = []
     for query, samples in batch:
         if samples.answer is None:
             raise InputError(
-                f"query {query.id!r} has no judged answer, which similarity, rephrasings and "
-                f"P(True) need. Sample it again, or leave the query out."
+                f"query {query.id!r} has no judged answer, which similarity, rephrasings, "
+                f"P(True) and complement need. Sample it again, or leave the query out."
             )
         answers.append(samples.answer)
     return [query for query, _ in batch], answers

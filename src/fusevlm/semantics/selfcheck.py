@@ -1,4 +1,7 @@
-"""P(True) (Kadavath et al. 2022): the model is asked whether its own answer is true."""
+"""What a model's first token says: yes or no.
+
+P(True) (Kadavath et al. 2022): the model is asked whether its own answer is true.
+"""
 
 from __future__ import annotations
 
@@ -47,8 +50,8 @@ def p_true(
     A spelling counts where the tokenizer has it as one token. Differs from the paper: no list of
     other sampled answers precedes the question, and the choices are yes and no, not (A) and (B).
     """
-    torch = checks.extra("torch", "P(True)", "torch")
-    from fusevlm.models.huggingface import QUERY_ERRORS, HuggingFace
+    checks.extra("torch", "P(True)", "torch")
+    from fusevlm.models.huggingface import HuggingFace
 
     if len(queries) != len(answers):
         raise InputError(f"{len(answers)} answers for {len(queries)} queries; expected one each.")
@@ -56,14 +59,36 @@ def p_true(
         vlm.model, vlm.processor, name=vlm.name,
         decoding=replace(vlm.decoding, prompt="{question}", max_new_tokens=1),
     )  # fmt: skip
-    spellings = [first_tokens(asking.tokenizer, word) for word in ("yes", "no")]
+    told = [
+        replace(query, question=wording.format(question=query.question, answer=answer))
+        for query, answer in zip(queries, answers, strict=True)
+    ]
+    return verdicts(asking, told)
+
+
+def verdicts(
+    vlm: HuggingFace,
+    queries: Sequence[Query],
+    *,
+    yes: Sequence[str] = ("yes",),
+    no: Sequence[str] = ("no",),
+) -> Verdict:
+    """The first token that the model, prompted as it is, would answer each query with.
+
+    One forward pass per query, temperature 1. ``yes`` and ``no`` are words that count as such; the
+    tokenizer must have one of each as a single token.
+    """
+    import torch
+
+    from fusevlm.models.huggingface import QUERY_ERRORS
+
+    spellings = [_any_first_tokens(vlm.tokenizer, words) for words in (yes, no)]
     found = np.full((len(queries), 2), np.nan)
-    for row, query, answer in zip(found, queries, answers, strict=True):
-        text = wording.format(question=query.question, answer=answer)
+    for row, query in zip(found, queries, strict=True):
         try:
-            inputs = asking.prepare(replace(query, question=text))
+            inputs = vlm.prepare(query)
             with torch.inference_mode():
-                logits = asking.model(**inputs, logits_to_keep=1).logits[0, -1]
+                logits = vlm.model(**inputs, logits_to_keep=1).logits[0, -1]
         except QUERY_ERRORS as error:
             logger.warning("no verdict on query %s: %s", query.id, error)
             continue
@@ -72,7 +97,26 @@ def p_true(
     return Verdict(found[:, 0], found[:, 1])
 
 
+def _any_first_tokens(tokenizer: Any, words: Sequence[str]) -> list[int]:
+    """Those of all words, of which the first must have some."""
+    found = set(first_tokens(tokenizer, words[0]))
+    for word in words[1:]:
+        found |= spelt_alone(tokenizer, word)
+    return sorted(found)
+
+
 def first_tokens(tokenizer: Any, word: str) -> list[int]:
+    """Ids that alone spell the word, or InputError if there are none."""
+    ids = spelt_alone(tokenizer, word)
+    if not ids:
+        raise InputError(
+            f"the tokenizer has no single token for {word!r}, so P(True) cannot be read from the "
+            f"first one. Use another uncertainty score for this model."
+        )
+    return sorted(ids)
+
+
+def spelt_alone(tokenizer: Any, word: str) -> set[int]:
     """Ids that alone spell the word: in any case, with or without a space before it."""
     cases = (word.lower(), word.capitalize(), word.upper())
     spelt = [
@@ -80,10 +124,4 @@ def first_tokens(tokenizer: Any, word: str) -> list[int]:
         for case in cases
         for space in ("", " ")
     ]
-    ids = {ids[0] for ids in spelt if len(ids) == 1} - {tokenizer.unk_token_id}
-    if not ids:
-        raise InputError(
-            f"the tokenizer has no single token for {word!r}, so P(True) cannot be read from the "
-            f"first one. Use another uncertainty score for this model."
-        )
-    return sorted(ids)
+    return {ids[0] for ids in spelt if len(ids) == 1} - {tokenizer.unk_token_id}
