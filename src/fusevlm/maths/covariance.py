@@ -173,9 +173,12 @@ def oas_intensity(S: FloatArray, size: int) -> float:
 
     ρ = min(1, [(1−2/d)·tr S² + tr² S] / [(size+1−2/d)·(tr S² − tr² S/d)])
     """
-    d = len(S)
-    squared_norm = float(np.vdot(S, S))
-    trace2 = float(np.trace(S)) ** 2
+    return oas_of_traces(float(np.trace(S)), float(np.vdot(S, S)), len(S), size)
+
+
+def oas_of_traces(trace: float, squared_norm: float, d: int, size: int) -> float:
+    """:func:`oas_intensity` from tr S and tr S² of a covariance in d dimensions."""
+    trace2 = trace**2
     return _ratio(
         (1 - 2 / d) * squared_norm + trace2,
         (size + 1 - 2 / d) * (squared_norm - trace2 / d),
