@@ -91,8 +91,7 @@ class Samples:
         if self.answer_logprobs is not None:
             _set(self, answer_logprobs=_logprobs(self.answer_logprobs, "answer_logprobs"))
         if self.answer_margins is not None:
-            size = 0 if self.answer_logprobs is None else len(self.answer_logprobs)
-            _set(self, answer_margins=_margins(self.answer_margins, size))
+            _set(self, answer_margins=_margins(self.answer_margins, self.answer_logprobs))
 
     def __len__(self) -> int:
         return len(self.texts)
@@ -155,15 +154,16 @@ def _logprobs(value: Any, name: str) -> FloatArray:
     return _frozen(np.minimum(array, 0.0))
 
 
-def _margins(value: Any, size: int) -> FloatArray:
+def _margins(value: Any, logprobs: FloatArray | None) -> FloatArray:
     array = checks.as_floats(value, "answer_margins")
-    if array.shape != (size,):
+    size = array.size if logprobs is None else len(logprobs)
+    if array.shape != (size,) or not size:
         raise InputError(
             f"answer_margins has shape {array.shape} for {size} answer_logprobs; expected one "
             f"margin per token, EOS included."
         )
     checks.finite(array, "answer_margins")
-    if float(array.min(initial=0.0)) < -1e-6:
+    if float(array.min()) < -1e-6:
         raise InputError(
             f"answer_margins holds {array.min():g}; the best token's log-probability is never "
             f"below the second best's: expected 0 or more."

@@ -77,8 +77,9 @@ def test_neither_depends_on_the_scale_of_the_activations():
 @pytest.mark.parametrize("name", ["mahalanobis_image", "laplace_image"])
 def test_reference_rows_look_like_new_ones(name):
     """Three queries an image: their own values are those of new images, which the fit's are not."""
-    rows, units = world(180, 40, copies=3)
-    new = world(60, 40, seed=9)[0] - world(60, 40, seed=9)[0].mean(axis=0) + rows.mean(axis=0)
+    images, _ = world(1060, 40)
+    rows, new = np.repeat(images[:60], 3, axis=0), images[60:]
+    units = [str(k // 3) for k in range(180)]
     prior = ActivationPrior([name]).fit(image=rows)
     fresh = prior.statistics(image=new)[name]
     seen = prior.statistics(image=rows)[name]

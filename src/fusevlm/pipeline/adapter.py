@@ -78,7 +78,7 @@ def check_statistics(adapter: AdapterConfig, found: Mapping[str, Any]) -> None:
     for key, names in named.items():
         for name in names:
             if name not in found:
-                raise InputError(f"{key} is {name!r}; it gives {', '.join(found)}.")
+                raise InputError(f"{key} names {name!r}; there are {', '.join(found)}.")
 
 
 def _of_activations(work: Work, names: Sequence[str]) -> dict[str, FloatArray]:

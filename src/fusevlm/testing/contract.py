@@ -159,9 +159,7 @@ def check_margins(trial: Trial) -> None:
     trial.requires("hidden_states")
     trial.requires("logprobs")
     for g, samples in trial.answered:
-        size = len(samples.answer_logprobs)
         need(samples.answer_margins is not None, f"query {g.query_id} has no answer_margins.")
-        counted(samples.answer_margins, {size}, f"answer_margins of query {g.query_id}")
         if not _judged_greedily(trial):
             continue
         # the best token is the answer's, and the second has what is left at most
