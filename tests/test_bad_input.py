@@ -33,6 +33,11 @@ GOOD = {
         ({"embeddings": [["x"] * 6] * 3}, "not numeric"),
         ({"answer_logprobs": []}, "answer_logprobs"),
         ({"answer_logprobs": [1.0]}, "at most 0"),
+        ({"answer_margins": [0.5]}, r"answer_margins has shape \(1,\) for 2 answer_logprobs"),
+        ({"answer_margins": [[0.5, 0.5]]}, "one margin per token"),
+        ({"answer_margins": [], "answer_logprobs": None}, "one margin per token"),
+        ({"answer_margins": [0.5, -0.1]}, "holds -0.1.*0 or more"),
+        ({"answer_margins": [0.5, np.nan]}, "answer_margins.*NaN"),
     ],
 )
 def test_samples(change, message):
@@ -42,6 +47,12 @@ def test_samples(change, message):
 
 def test_tiny_positive_rounding_in_logprobs_is_forgiven():
     assert Samples(["a"], [[1e-9]]).token_logprobs[0][0] == 0.0
+    assert Samples(["a"], answer_margins=[-1e-9]).answer_margins[0] == 0.0
+
+
+def test_the_first_samples_keep_the_answer_whole():
+    some = Samples(**GOOD, answer_margins=[0.5, 3.0]).first(1)
+    assert (len(some), some.answer_margins.tolist()) == (1, [0.5, 3.0])
 
 
 @pytest.mark.parametrize(

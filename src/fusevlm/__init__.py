@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from fusevlm.fuse.estimator import Fuse
     from fusevlm.maths.evidence import semantic_evidence
     from fusevlm.maths.wishart import wishart_moments
+    from fusevlm.semantics.sentences import sentence_vectors
     from fusevlm.types import Decisions, Queries, Samples, Scores
 
 __version__ = "0.1.0"
@@ -31,6 +32,7 @@ __all__ = [
     "load",
     "metrics",
     "semantic_evidence",
+    "sentence_vectors",
     "simulate",
     "thresholds",
     "wishart_moments",
@@ -46,6 +48,7 @@ _HOME = {
     "load": "fusevlm.assistant:load",
     "metrics": "fusevlm.metrics",
     "semantic_evidence": "fusevlm.maths.evidence:semantic_evidence",
+    "sentence_vectors": "fusevlm.semantics.sentences:sentence_vectors",
     "simulate": "fusevlm.fuse.simulate",
     "thresholds": "fusevlm.fuse.thresholds",
     "wishart_moments": "fusevlm.maths.wishart:wishart_moments",

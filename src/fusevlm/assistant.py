@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from fusevlm import checks
 from fusevlm.config import Config, SampleConfig, SemanticsConfig
@@ -19,6 +22,7 @@ from fusevlm.types import Query, Samples
 if TYPE_CHECKING:
     from fusevlm.models.protocol import Model
     from fusevlm.models.towers import Towers
+    from fusevlm.priors.activations import ActivationPrior
     from fusevlm.priors.gp.adapter import GpAdapter
 
 ANSWER, ABSTAIN = "answer", "abstain"
@@ -111,7 +115,8 @@ class Assistant:
     adapter: GpAdapter
     fuse: Fuse
     sample: SampleConfig
-    statistic: str
+    statistic: str  # of the adapter or the references, which is s
+    references: ActivationPrior | None = None  # for statistics of the towers' activations
     semantics: SemanticsConfig = field(default_factory=SemanticsConfig)
 
     def ask(
@@ -141,10 +146,11 @@ class Assistant:
         (found,) = self.model.sample([query], n, heat, seed)
         if found.samples is None:
             raise FuseError(f"the model gave no answer: {found.error}")
-        s = self.prior(picture, question)
+        s, inputs = self._known(picture, question, found.prompt_layers)
         scores = self.fuse.score(
             [found.samples],
-            s=[s] if self.fuse.model.uses_s else None,
+            s=s or None,
+            inputs=inputs or None,
             extra=self.further(query, found.samples) or None,
         )
         decided = self.fuse.decide(scores, risk=risk, delta=delta)
@@ -164,10 +170,34 @@ class Assistant:
             out_of_range=bool(scores.out_of_range[0]),
         )
 
-    def prior(self, picture: Any, question: str) -> float:
-        """The prior statistic s of an image and a question."""
-        image, text = self.towers.images([picture]), self.towers.texts([question]).vectors
-        return float(self.adapter.statistics(image, text)[self.statistic][0])
+    def _known(
+        self, picture: Any, question: str, prompt_layers: Mapping[str, Any]
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The prior statistics and inputs that the fit had, of one query, by name."""
+        image, text = self.towers.image_features([picture]), self.towers.texts([question])
+        given = dict(self.adapter.statistics(image.vectors, text.vectors))
+        if self.references is not None:
+            given |= self.references.statistics(image.activations, text.activations)
+        given["s"] = given[self.statistic]
+        inputs = {"image": image.vectors, "text": text.vectors}
+        if self.sample.prompt_layer in prompt_layers:
+            inputs["prompt"] = np.asarray(prompt_layers[self.sample.prompt_layer])[None]
+        fitted = self.fuse.model
+        return (
+            _chosen(given, fitted.statistics.names, "prior statistic"),
+            _chosen(inputs, fitted.input_widths, "input"),
+        )
+
+
+def _chosen(given: Mapping[str, Any], names: Iterable[str], what: str) -> dict[str, Any]:
+    """What the fit had, of what there is of a question."""
+    for name in names:
+        if name not in given:
+            raise InputError(
+                f"the fit has the {what} {name!r}, and of a question asked there is only "
+                f"{', '.join(given)}. Score with Fuse.score, which takes what you have."
+            )
+    return {name: given[name] for name in names}
 
     def further(self, query: Query, samples: Samples) -> dict[str, list[float]]:
         """Evidence of the fit for which the model is asked more, as the stage semantics asks it.
@@ -190,15 +220,16 @@ class Assistant:
 
 def load(source: str | os.PathLike[str] = EMBEDDED) -> Assistant:
     """An Assistant from ``embedded``, or from a run folder whose stage calibrate is done."""
-    from fusevlm.pipeline.adapter import load_adapter
+    from fusevlm.pipeline.adapter import load_adapter, load_references
     from fusevlm.pipeline.embed import load_towers
     from fusevlm.pipeline.sample import load_sampler
 
     if source == EMBEDDED:
-        run, config, fuse = Path(), Config(), _embedded_fuse()
+        run, config, fuse, references = Path(), Config(), _embedded_fuse(), None
     else:
         run = Path(source)
         config, fuse = _calibrated(run)
+        references = load_references(run, config)
     return Assistant(
         load_sampler(config.sample),
         load_towers(config.embed),
@@ -206,6 +237,7 @@ def load(source: str | os.PathLike[str] = EMBEDDED) -> Assistant:
         fuse,
         config.sample,
         config.adapter.statistic,
+        references,
         config.semantics,
     )
 

@@ -22,6 +22,9 @@ PAPER = "paper"  # the adapter's preset with the paper's objective
 DEFAULT_ONLY, PAPER_ONLY = ("steps",), ("epochs", "batch", "lambda1", "lambda2", "mixed")
 OFFICIAL = ("vqav2", "okvqa", "advqa")
 NONE = "none"
+# prior statistics of the adapter, and of the towers' activations (embed.activations)
+OF_ADAPTER = ("s_image", "s_text", "disagreement", "reconstruction", "latent_distance")
+OF_ACTIVATIONS = ("mahalanobis_image", "mahalanobis_text", "laplace_image", "laplace_text")
 READOUTS = ("u", "prior", "mean", "logistic", "global", "quantile", "box")
 SEED = Whole(0)
 DTYPE = OneOf("auto", "float32", "float16", "bfloat16")
@@ -73,6 +76,11 @@ class SampleConfig:
     revision: str = ""  # of a hub model
     path: Annotated[str, OneOf("auto", "repeated_cache")] = "auto"  # how the prompt's cache is used
 
+    @property
+    def prompt_layer(self) -> str:
+        """The layer whose state of the last prompt token is an input: middle, else the last one."""
+        return "middle" if "middle" in self.layers else self.layers[-1]
+
 
 @dataclass(frozen=True)
 class EmbedConfig:
@@ -83,6 +91,7 @@ class EmbedConfig:
     device: Annotated[str, Device()] = "cpu"
     dtype: Annotated[str, DTYPE] = "auto"
     revision: str = ""  # of a hub model
+    activations: bool = True  # also keep what enters the towers' projections
 
 
 @dataclass(frozen=True)
@@ -94,10 +103,9 @@ class AdapterConfig:
 
     source: str = EMBEDDED
     device: Annotated[str, Device()] = "cpu"  # of training, and of the statistics
-    statistic: Annotated[
-        str,
-        OneOf("s", "s_image", "s_text", "reconstruction", "latent_distance", "disagreement"),
-    ] = "s"  # the prior statistic that FUSE is given
+    # the prior statistic "s", all that the scalar fusion is given
+    statistic: Annotated[str, OneOf("s", *OF_ADAPTER, *OF_ACTIVATIONS)] = "s"
+    statistics: tuple[str, ...] = OF_ADAPTER  # beside it, for the vector fusion
     preset: Annotated[str, OneOf("default", PAPER)] = "default"
     latent: Annotated[int | None, Whole(1)] = None  # dimensions
     inducing: Annotated[int | None, Whole(1)] = None  # points per modality
@@ -481,6 +489,24 @@ def _check_adapter(adapter: AdapterConfig) -> None:
         )
 
 
+def activation_statistics(adapter: AdapterConfig) -> tuple[str, ...]:
+    """The statistics a config names that are of the towers' activations."""
+    named = dict.fromkeys([adapter.statistic, *adapter.statistics])
+    return tuple(name for name in named if name in OF_ACTIVATIONS)
+
+
+def _check_statistics(config: Config) -> None:
+    """Statistics are known, and have what they are computed from."""
+    for name in config.adapter.statistics:
+        checks.known(name, (*OF_ADAPTER, *OF_ACTIVATIONS), "adapter.statistics:")
+    named = activation_statistics(config.adapter)
+    if named and not config.embed.activations:
+        raise InputError(
+            f"the prior statistic {named[0]!r} is of the towers' activations, which "
+            f"embed.activations = false does not keep."
+        )
+
+
 def _check(config: Config, where: str) -> None:
     """What declarations cannot say; each complaint names its key."""
     data, semantics = config.data, config.semantics
@@ -503,6 +529,7 @@ def _check(config: Config, where: str) -> None:
                 "on those pairs. Give both, or neither."
             )
         _check_adapter(config.adapter)
+        _check_statistics(config)
         if config.sample.device_map and config.sample.device != "cpu":
             raise InputError(
                 f"sample.device is {config.sample.device!r} and sample.device_map "

@@ -40,6 +40,8 @@ class Samples:
     answer_logprobs  its token log-probabilities at temperature 1, EOS included; or None
     gram             [n, n] whitened Gram matrix kept instead of the embeddings; or None
     gram_dim         the dimension d in which it was whitened
+    answer_margins   log p(best) − log p(second best token) at temperature 1 of each step of the
+                     judged answer, EOS included; or None
 
     Leave out what the model does not give: scoring says which evidence it had to do without.
     Arrays are copied and read-only: to change something, make another one (dataclasses.replace).
@@ -52,6 +54,7 @@ class Samples:
     answer_logprobs: Any = None
     gram: Any = None
     gram_dim: int | None = None
+    answer_margins: Any = None
 
     def __post_init__(self) -> None:
         if isinstance(self.texts, str) or not all(isinstance(t, str) for t in self.texts):
@@ -87,6 +90,8 @@ class Samples:
             _set(self, gram=_frozen(G))
         if self.answer_logprobs is not None:
             _set(self, answer_logprobs=_logprobs(self.answer_logprobs, "answer_logprobs"))
+        if self.answer_margins is not None:
+            _set(self, answer_margins=_margins(self.answer_margins, self.answer_logprobs))
 
     def __len__(self) -> int:
         return len(self.texts)
@@ -149,6 +154,23 @@ def _logprobs(value: Any, name: str) -> FloatArray:
     return _frozen(np.minimum(array, 0.0))
 
 
+def _margins(value: Any, logprobs: FloatArray | None) -> FloatArray:
+    array = checks.as_floats(value, "answer_margins")
+    size = array.size if logprobs is None else len(logprobs)
+    if array.shape != (size,) or not size:
+        raise InputError(
+            f"answer_margins has shape {array.shape} for {size} answer_logprobs; expected one "
+            f"margin per token, EOS included."
+        )
+    checks.finite(array, "answer_margins")
+    if float(array.min()) < -1e-6:
+        raise InputError(
+            f"answer_margins holds {array.min():g}; the best token's log-probability is never "
+            f"below the second best's: expected 0 or more."
+        )
+    return _frozen(np.maximum(array, 0.0))
+
+
 def _frozen(array: Any) -> np.ndarray[Any, Any]:
     """A read-only copy."""
     own = np.array(array)
@@ -193,7 +215,8 @@ class Generation:
     Per sample (n entries): token_ids without EOS, warped_logprobs (at the sampling temperature),
     temperatures, truncated (ended by the token limit, not by EOS or a stop string).
     ``layers`` holds the hidden state [n, d] of each sample's last response token, by layer name;
-    ``answer_layers`` [d] that of the judged answer.
+    ``answer_layers`` [d] that of the judged answer, ``prompt_layers`` [d] that of the last prompt
+    token, before anything was said.
     """
 
     query_id: str
@@ -206,6 +229,7 @@ class Generation:
     answer_token_ids: Sequence[int] = ()
     layers: Mapping[str, Any] = field(default_factory=dict)
     answer_layers: Mapping[str, Any] = field(default_factory=dict)
+    prompt_layers: Mapping[str, Any] = field(default_factory=dict)
     prompt_tokens: int = 0
     path: str = ""  # how the prompt's cache was used: shared_prefix or repeated_cache
     n_near_boundary: int = 0  # draws that another batch layout might decide otherwise
@@ -331,10 +355,13 @@ class Queries:
 
     @property
     def s(self) -> FloatArray:
-        """The only prior statistic [N]."""
+        """The prior statistic named "s", or the only one [N]."""
+        if "s" in self.prior:
+            return np.asarray(self.prior["s"])
         if len(self.prior) != 1:
             raise InputError(
-                f"s is the only prior statistic, but these queries have {len(self.prior)}"
+                f"s is the prior statistic of that name or the only one, but these queries have "
+                f"{len(self.prior)}"
                 f"{': ' * bool(self.prior)}{', '.join(self.prior)}. Name one: queries.prior[name]."
             )
         (found,) = self.prior.values()

@@ -56,6 +56,23 @@ def test_log_probabilities_are_the_teacher_forced_log_softmax(family, generation
             np.testing.assert_allclose(logprobs, expected, atol=1e-4)
 
 
+def test_margins_and_prompt_states_are_those_of_transformers_itself(family, generations):
+    """One forward pass over prompt and answer with output_hidden_states, the top two by sorting."""
+    _, backend = family
+    for i, g in enumerate(generations):
+        logits, hidden = teacher_forced(backend, make_query(i), g.answer_token_ids)
+        log_p = np.sort(logits.double().log_softmax(dim=-1).numpy(), axis=1)
+        size = len(g.samples.answer_logprobs)
+        np.testing.assert_allclose(
+            g.samples.answer_margins, (log_p[:, -1] - log_p[:, -2])[:size], atol=1e-4
+        )
+        inputs = backend.prepare(make_query(i))
+        with torch.inference_mode():
+            alone = backend.model(**inputs, output_hidden_states=True).hidden_states
+        for name, layer in (("last", -1), ("middle", (len(hidden) - 1) // 2)):
+            np.testing.assert_allclose(g.prompt_layers[name], alone[layer][0, -1], atol=1e-4)
+
+
 def test_next_token_logits_equal_a_plain_forward(family):
     """The logits themselves, at every step of a forced continuation."""
     from fusevlm.models.decode import SharedStep

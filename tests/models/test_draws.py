@@ -4,11 +4,12 @@ import numpy as np
 import pytest
 import torch
 from scipy import stats
+from scipy.special import log_softmax
 from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from fusevlm.errors import InputError
 from fusevlm.models import temperatures
-from fusevlm.models.draws import NEAR_BOUNDARY, choose, uniforms, warp
+from fusevlm.models.draws import MOST_MARGIN, NEAR_BOUNDARY, choose, margins, uniforms, warp
 
 
 def test_keyed_numbers_do_not_depend_on_how_many_are_asked_for():
@@ -83,3 +84,16 @@ def test_monte_carlo_temperatures_are_stratified_and_seeded():
         temperatures.uniform(3, low=1.0, high=0.5)
     with pytest.raises(InputError, match="above 0"):
         temperatures.stratified(3, grid=[0.0, 1.0])
+
+
+def test_margins_are_differences_of_log_probabilities():
+    logits = torch.randn(30, 12, generator=torch.Generator().manual_seed(0)) * 4
+    ordered = np.sort(log_softmax(logits.double().numpy(), axis=1), axis=1)
+    np.testing.assert_allclose(margins(logits), ordered[:, -1] - ordered[:, -2], atol=1e-5)
+    tie = torch.tensor([[2.0, 2.0, 1.0]])
+    assert margins(tie).tolist() == [0.0]
+
+
+def test_the_margin_of_the_only_possible_token_is_finite():
+    only = torch.tensor([[0.0, -torch.inf, -torch.inf]])
+    assert margins(only).tolist() == [MOST_MARGIN]

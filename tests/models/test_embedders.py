@@ -53,6 +53,27 @@ def test_vectors_are_the_models_own_features(towers):
     np.testing.assert_allclose(towers.images([picture]), scores.image_embeds, atol=1e-6)
 
 
+def test_activations_are_what_the_projection_turns_into_the_vectors(towers):
+    """CLIP's projections, and SigLIP's of texts; its images have none."""
+    pictures = [make_picture(i) for i in range(2)]
+    image, text = towers.image_features(pictures), towers.texts(["yes", "how many red circle"])
+    model = towers.model
+    with torch.inference_mode():
+        if model.config.model_type == "clip":
+            projections = model.visual_projection, model.text_projection
+        else:
+            projections = torch.nn.Identity(), model.text_model.head
+        for found, projection in zip((image, text), projections, strict=True):
+            out = projection(torch.as_tensor(found.activations))
+            unit = torch.nn.functional.normalize(out, dim=-1)
+            np.testing.assert_allclose(found.vectors, unit, atol=1e-6)
+    np.testing.assert_array_equal(image.vectors, towers.images(pictures))
+    pixels = towers.processor(images=pictures, return_tensors="pt")["pixel_values"]
+    with torch.inference_mode():
+        pooled = model.vision_model(pixel_values=pixels).pooler_output
+    np.testing.assert_allclose(image.activations, pooled, atol=1e-6)
+
+
 def test_long_texts_are_cut_and_marked(towers):
     found = towers.texts(["red " * 30, "red"])
     assert found.truncated.tolist() == [True, False]

@@ -171,6 +171,25 @@ class Warped(HuggingFace):
         return replace(g, samples=replace(g.samples, token_logprobs=g.warped_logprobs))
 
 
+class Sure(HuggingFace):
+    """Margins that are a little too large."""
+
+    def _generation(self, query, outcome, temperatures):
+        g = super()._generation(query, outcome, temperatures)
+        if g.samples is None:
+            return g
+        more = g.samples.answer_margins + 0.01
+        return replace(g, samples=replace(g.samples, answer_margins=more))
+
+
+class AfterPrompt(HuggingFace):
+    """States of the answer for those of the prompt."""
+
+    def _generation(self, query, outcome, temperatures):
+        g = super()._generation(query, outcome, temperatures)
+        return replace(g, prompt_layers=g.answer_layers)
+
+
 def tiny_llava(kind, **decoding):
     return kind(*tiny.build("llava"), decoding=Decoding(max_new_tokens=3, **decoding))
 
@@ -196,7 +215,11 @@ BROKEN = [
         "there are 2 log-probabilities of sample 0",
     ),
     ("lengths", lambda: changed(truncated=lambda g: [True] * len(g.samples)), "expected 2"),
-    ("lengths", lambda: of_samples(answer_logprobs=lambda s: [-1.0]), "answer_logprobs"),
+    (
+        "lengths",
+        lambda: of_samples(answer_logprobs=lambda s: [-1.0], answer_margins=lambda s: None),
+        "answer_logprobs",
+    ),
     (
         "lengths",
         lambda: changed(warped_logprobs=lambda g: [[-1.0]] * len(g.samples)),
@@ -210,6 +233,16 @@ BROKEN = [
     ("states", lambda: changed(layers=lambda g: {"last": g.layers["last"][1:]}), r"\(3, 5\)"),
     ("states", lambda: changed(answer_layers=lambda g: {"last": np.ones(3)}), r"\(4, 3\)"),
     ("states", lambda: of_samples(embeddings=lambda s: s.embeddings + 1), "first layer"),
+    ("margins", lambda: of_samples(answer_margins=lambda s: None), "no answer_margins"),
+    ("margins", lambda: of_samples(answer_margins=lambda s: [0.0, 0.0, 0.0]), "a margin is below"),
+    ("prompt", lambda: changed(prompt_layers=lambda g: {}), "of the prompt"),
+    ("prompt", lambda: changed(prompt_layers=lambda g: {"last": np.ones(3)}), r"expected \(5,\)"),
+    (
+        "prompt",
+        lambda: changed(prompt_layers=lambda g: {"last": np.full(5, np.nan)}),
+        "or holds NaN",
+    ),
+    ("prompt", lambda: changed(prompt_layers=lambda g: {"last": g.layers["last"][0]}), "two seeds"),
     ("repeats", lambda: changed(layers=rolled), "layer last of rows"),
     (
         "repeats",
@@ -238,6 +271,8 @@ BROKEN = [
     ("arguments", WrongError, "raised KeyError"),
     ("forward_pass", lambda: tiny_llava(OffByOne), "state of layer last of sample 0"),
     ("forward_pass", lambda: tiny_llava(Warped), "log-probabilities of sample"),
+    ("forward_pass", lambda: tiny_llava(Sure), "margins of the answer"),
+    ("forward_pass", lambda: tiny_llava(AfterPrompt), "state of layer last of the prompt"),
 ]
 
 
@@ -282,7 +317,10 @@ class Plain(Toy):
         g = super().answer(query, temperatures, np.random.default_rng().integers(1 << 30))
         if g.samples is None:
             return g
-        bare = replace(g.samples, token_logprobs=None, answer_logprobs=None, embeddings=None)
+        bare = replace(
+            g.samples, token_logprobs=None, answer_logprobs=None, answer_margins=None,
+            embeddings=None,
+        )  # fmt: skip
         return Generation(g.query_id, bare)
 
 
@@ -293,8 +331,8 @@ def test_what_a_model_does_not_offer_is_skipped_and_not_failed():
     assert skipped["seed"] == "the model says deterministic=False"
     assert skipped["images"] == "the model says images=False"
     assert {*skipped} == {
-        "lengths", "repeats", "seed", "temperatures", "judged", "layout", "images", "bad_query",
-        "forward_pass",
+        "lengths", "margins", "prompt", "repeats", "seed", "temperatures", "judged", "layout",
+        "images", "bad_query", "forward_pass",
     }  # fmt: skip
 
 
@@ -323,7 +361,7 @@ def test_the_command(capsys, tmp_path):
     assert command.main(["tiny:smolvlm", "-n", "3"]) == 0
     printed = capsys.readouterr().out
     assert printed.count(" ok\n") == len(CHECKS)
-    assert "tiny:smolvlm: 18 ok, 0 failed, 0 skipped" in printed
+    assert "tiny:smolvlm: 20 ok, 0 failed, 0 skipped" in printed
     for words, message in (
         (["tiny:nothing"], "the tiny model 'nothing' is not known"),
         (["tiny:llava", "--images", str(tmp_path / "none")], "no folder of pictures"),
@@ -343,7 +381,7 @@ def test_the_command_fails_with_a_broken_model(capsys, monkeypatch):
     printed = capsys.readouterr().out
     assert "seed            FAILED another seed gives the same samples" in printed
     assert "forward_pass    skipped not a Hugging Face model" in printed
-    assert "toy: 16 ok, 1 failed, 1 skipped" in printed
+    assert "toy: 18 ok, 1 failed, 1 skipped" in printed
 
 
 def test_too_few_queries_prove_nothing():

@@ -50,6 +50,7 @@ class Toy:
             layers["last"],
             " ".join(WORDS[tokens]),
             logprobs,
+            answer_margins=self.margins(prompt),
         )
         return Generation(
             query.id,
@@ -61,7 +62,13 @@ class Toy:
             answer_token_ids=list(tokens),
             layers=layers,
             answer_layers={"last": state},
+            prompt_layers={"last": random(prompt).standard_normal(5)},
         )
+
+    def margins(self, prompt):
+        """Of the best word over the second at each step, and of EOS over all else together."""
+        logits = [np.sort(random(prompt, step).standard_normal(6)) for step in range(LENGTH)]
+        return [*(row[-1] - row[-2] for row in logits), EOS - np.log1p(-np.exp(EOS))]
 
     def row(self, prompt, temperature, key):
         """Tokens, log-probabilities at temperature 1 with EOS, and state of one answer."""

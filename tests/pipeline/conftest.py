@@ -15,7 +15,7 @@ from fusevlm.pipeline.adapter import STATISTICS
 from fusevlm.pipeline.data import IMAGES, QUERIES
 from fusevlm.pipeline.run import settings_of
 from fusevlm.store import runs, save_parquet
-from fusevlm.store.generations import KIND, write_generations
+from fusevlm.store.generations import EMBEDDINGS, KIND, write_generations
 from fusevlm.store.parts import Parts
 from fusevlm.store.runs import Manifest
 from fusevlm.types import Generation
@@ -40,7 +40,9 @@ def make_run(root, tree=None, *, sizes=(N_CALIBRATION, N_TEST), errors=None, une
 
     ``errors`` of failed queries and those ``unembedded`` go by their number.
     """
-    config = make_config(tree or {"name": "simulated"}, "test")
+    tree = tree or {"name": "simulated"}
+    given = {"statistics": [], **tree.get("adapter", {})}  # the world has but one
+    config = make_config({**tree, "adapter": given}, "test")
     size = sum(sizes)
     world = with_topics(simulate.queries(size, n_samples=6, d=12, seed=5))
     rng = np.random.default_rng(0)
@@ -78,6 +80,7 @@ def make_run(root, tree=None, *, sizes=(N_CALIBRATION, N_TEST), errors=None, une
             dataclasses.replace(one, answer="wrong" if world.wrong[k] else "right"),
             layers={"last": one.embeddings, "middle": one.embeddings[:, ::-1]},
             answer_layers={"last": one.embeddings[0], "middle": one.embeddings[0, ::-1]},
+            prompt_layers={"last": one.embeddings[1], "middle": one.embeddings[2]},
         )
         for k, one in enumerate(world.samples)
     ]
@@ -90,7 +93,13 @@ def make_run(root, tree=None, *, sizes=(N_CALIBRATION, N_TEST), errors=None, une
     save_parquet(
         root / "adapter" / STATISTICS, {"query_id": [ids[k] for k in seen], "s": world.s[seen]}
     )
-    (root / "embed").mkdir()
+    vectors = rng.standard_normal((2, size, 3)).astype(np.float32)
+    Parts(root / "embed", EMBEDDINGS).write(
+        0,
+        {"query_id": ids, "error": ["torn" if k in unembedded else None for k in range(size)]},
+        {"image": vectors[0], "text": vectors[1]},
+        {"queries": size, "failed": len(unembedded)},
+    )
     upstream = {}
     for name, after in {"data": (), "sample": ("data",), "embed": ("data",),
                         "adapter": ("data", "embed")}.items():  # fmt: skip

@@ -1,5 +1,7 @@
 """Stages adapter and train: statistics by query, and who may share an adapter."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -9,10 +11,13 @@ from fusevlm.pipeline import adapter
 from fusevlm.pipeline.adapter import read_statistics
 from fusevlm.pipeline.run import Work
 from fusevlm.pipeline.train import share_adapters
+from fusevlm.priors.activations import fit_laplace, log_variance
+from fusevlm.priors.distances import fit_gaussian, mahalanobis
 from fusevlm.store import runs
 from fusevlm.store.generations import EMBEDDINGS
 from fusevlm.store.parts import Parts
 from fusevlm.store.runs import Manifest
+from fusevlm.types import Query
 
 
 class Firsts:
@@ -30,7 +35,8 @@ def work(tmp_path, monkeypatch):
     Parts(tmp_path / "embed", EMBEDDINGS).write(0, rows, {"image": vectors, "text": -vectors}, {})
     runs.write_manifest(tmp_path, Manifest("embed", {}, {}, {}, complete=True))
     monkeypatch.setattr(adapter, "load_adapter", lambda run, config: Firsts())
-    return Work(tmp_path, make_config({}, "test"), lambda done, total: None)
+    few = make_config({"adapter": {"statistics": ["s_text"]}}, "test")
+    return Work(tmp_path, few, lambda done, total: None)
 
 
 def test_every_embedded_query_has_its_own_statistics(work):
@@ -43,9 +49,63 @@ def test_every_embedded_query_has_its_own_statistics(work):
 
 
 def test_a_statistic_the_adapter_does_not_give_is_named(work):
-    other = make_config({"adapter": {"statistic": "s_image"}}, "test")
-    with pytest.raises(InputError, match=r"adapter\.statistic is 's_image'; it gives s, s_text"):
-        adapter.make(Work(work.run, other, work.progress))
+    for key, value in (("statistic", "s_image"), ("statistics", ["s_text", "s_image"])):
+        other = make_config({"adapter": {"statistics": ["s_text"], key: value}}, "test")
+        with pytest.raises(InputError, match=rf"{key} names 's_image'; there are s, s_text"):
+            adapter.make(Work(work.run, other, work.progress))
+
+
+def test_activations_are_measured_against_the_calibration_queries(tmp_path, monkeypatch):
+    """Test queries against all of them, each of them against those of other units."""
+    rng = np.random.default_rng(0)
+    image, text = rng.standard_normal((20, 4)), rng.standard_normal((20, 3))
+    splits = ["calibration"] * 12 + ["test"] * 8
+    ids = [f"{split}/{k}" for k, split in enumerate(splits)]
+    units = [str(k // 3) for k in range(20)]
+    asked = [
+        Query(i, "?", metadata={"split": split, "unit": unit})
+        for i, split, unit in zip(ids, splits, units, strict=True)
+    ]
+    errors = [None] * 20
+    errors[4] = "torn"
+    arrays = {"image": image, "text": text, "image_pre": 5 + image, "text_pre": 5 + text}
+    Parts(tmp_path / "embed", EMBEDDINGS).write(0, {"query_id": ids, "error": errors}, arrays, {})
+    runs.write_manifest(tmp_path, Manifest("embed", {}, {}, {}, complete=True))
+    monkeypatch.setattr(adapter, "load_adapter", lambda run, config: Firsts())
+    monkeypatch.setattr(adapter, "read_asked", lambda run: asked)
+    tree = {"statistic": "laplace_text", "statistics": ["mahalanobis_image", "s_text"]}
+    config = make_config({"adapter": tree}, "test")
+    adapter.make(Work(tmp_path, config, lambda done, total: None))
+    runs.write_manifest(tmp_path, Manifest("adapter", {}, {}, {}, complete=True))
+    found = read_statistics(tmp_path)
+    assert set(found) == set(ids) - {ids[4]}
+    names = {"mahalanobis_image": ("image", fit_gaussian, mahalanobis),
+             "laplace_text": ("text", fit_laplace, log_variance)}  # fmt: skip
+    for k, query_id in enumerate(ids):
+        if k == 4:
+            continue
+        other = [j for j in range(12) if j != 4 and (k >= 12 or units[j] != units[k])]
+        for name, (kind, fit, apply) in names.items():
+            rows = arrays[f"{kind}_pre"]
+            expected = apply(rows[[k]], fit(rows[other]))[0]
+            assert found[query_id][name] == pytest.approx(expected, rel=1e-9)
+    new = adapter.load_references(tmp_path, config).statistics(5 + image, 5 + text)
+    assert new["laplace_text"][15] == found[ids[15]]["laplace_text"]
+    assert adapter.load_references(tmp_path, make_config({}, "test")) is None
+    monkeypatch.setattr(adapter, "read_asked", lambda run: [
+        replace(q, metadata={**q.metadata, "split": "test"}) for q in asked])  # fmt: skip
+    with pytest.raises(InputError, match="measured against calibration queries"):
+        adapter.make(Work(tmp_path, config, lambda done, total: None))
+
+
+def test_statistics_are_known_and_have_what_they_need():
+    with pytest.raises(InputError, match="Did you mean 'laplace_text'"):
+        make_config({"adapter": {"statistics": ["laplace_txt"]}}, "test")
+    with pytest.raises(InputError, match="'s' is not known"):
+        make_config({"adapter": {"statistics": ["s"]}}, "test")
+    tree = {"embed": {"activations": False}, "adapter": {"statistic": "laplace_text"}}
+    with pytest.raises(InputError, match="'laplace_text' is of the towers' activations"):
+        make_config(tree, "test")
 
 
 def test_places_share_an_adapter_that_would_be_the_same(tmp_path):
@@ -54,7 +114,7 @@ def test_places_share_an_adapter_that_would_be_the_same(tmp_path):
     base = make_config({"data": files, "adapter": {"source": "train"}}, "test")
     places = {
         "base": base,
-        "same": change_config(base, ["sample.n=3"]),
+        "same": change_config(base, ["sample.n=3", "embed.activations=false"]),
         "options": change_config(base, ["adapter.steps=7"]),
         "pairs": change_config(base, ["data.n_train=9"]),
         "towers": change_config(base, ["embed.towers=others"]),

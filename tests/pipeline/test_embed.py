@@ -1,9 +1,11 @@
 """Stage embed: images of a batch go through the tower together; each query gets its own mean."""
 
 import numpy as np
+import pytest
 from PIL import Image
 
-from fusevlm.models.towers import TextVectors
+from fusevlm.errors import ArtefactError
+from fusevlm.models.towers import ImageVectors, TextVectors
 from fusevlm.pipeline.embed import embedded
 from fusevlm.store.generations import EMBEDDINGS, read_embeddings
 from fusevlm.store.parts import Parts
@@ -18,12 +20,13 @@ class Colors:
 
     def texts(self, texts):
         rows = np.array([[len(t), 1.0, 0.0] for t in texts], dtype=np.float32)
-        return TextVectors(rows / np.linalg.norm(rows, axis=1, keepdims=True), np.zeros(len(texts)))
+        unit = rows / np.linalg.norm(rows, axis=1, keepdims=True)
+        return TextVectors(unit, np.zeros(len(texts)), rows)
 
-    def images(self, images):
+    def image_features(self, images):
         self.calls += 1
         rows = np.array([np.asarray(i, dtype=np.float32).mean(axis=(0, 1)) for i in images])
-        return rows / np.linalg.norm(rows, axis=1, keepdims=True)
+        return ImageVectors(rows / np.linalg.norm(rows, axis=1, keepdims=True), rows[:, :2])
 
 
 def plain(*color):
@@ -40,7 +43,7 @@ def test_each_query_has_the_mean_of_its_own_images(tmp_path):
         Query("last", "e?", [blue]),
     ]
     towers = Colors()
-    rows, arrays = embedded(towers, queries)
+    rows, arrays = embedded(towers, queries, activations=True)
     assert [error is None for error in rows["error"]] == [True, False, True, False, True]
     assert towers.calls == 1
     Parts(tmp_path / "run", EMBEDDINGS).write(0, rows, arrays, {"queries": 5, "failed": 2})
@@ -50,10 +53,28 @@ def test_each_query_has_the_mean_of_its_own_images(tmp_path):
     np.testing.assert_allclose(
         found["image"], [[1, 0, 0], [half, 0, half], [0, 0, 1]], atol=1e-6
     )  # fmt: skip
+    again, before = read_embeddings(tmp_path / "run", activations=True)
+    assert again == ids
+    np.testing.assert_allclose(before["image"], [[255, 0], [127.5, 0], [0, 0]])
+    np.testing.assert_allclose(before["text"], [[2, 1, 0]] * 3)
 
 
-def test_a_batch_without_any_picture_is_all_failures():
+def test_activations_that_were_not_kept_are_missed(tmp_path):
+    rows, arrays = embedded(Colors(), [Query("one", "a?", [plain(255, 0, 0)])])
+    assert set(arrays) == {"image", "text"}
+    Parts(tmp_path, EMBEDDINGS).write(0, rows, arrays, {"queries": 1, "failed": 0})
+    with pytest.raises(ArtefactError, match=r"no activations.*embed\.activations = true"):
+        read_embeddings(tmp_path, activations=True)
+
+
+def test_a_batch_without_any_picture_is_all_failures(tmp_path):
     towers = Colors()
-    rows, _ = embedded(towers, [Query("x", "?", [])])
-    assert rows["error"] == ["the query has no image."]
-    assert towers.calls == 0
+    queries = [Query("x", "?", []), Query("y", "?", [plain(0, 0, 255)])]
+    parts = Parts(tmp_path, EMBEDDINGS)
+    for index, query in enumerate(queries):
+        rows, arrays = embedded(towers, [query], activations=True)
+        parts.write(index, rows, arrays, {"queries": 1, "failed": 1 - index})
+        if index == 0:
+            assert rows["error"] == ["the query has no image."]
+            assert towers.calls == 0
+    assert read_embeddings(tmp_path, activations=True)[0] == ["y"]

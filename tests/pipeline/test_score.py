@@ -1,16 +1,22 @@
 """Stages score and calibrate on what is stored: who is in the table, and who reads what of it."""
 
+from dataclasses import replace
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as parquet
 import pytest
 from tests.pipeline.conftest import make_run
 
+from fusevlm import Fuse
 from fusevlm.config import change_config
-from fusevlm.errors import ArtefactError
+from fusevlm.errors import ArtefactError, InputError
 from fusevlm.pipeline import calibrate
+from fusevlm.pipeline.adapter import STATISTICS
 from fusevlm.pipeline.run import Work, run_stages
 from fusevlm.pipeline.score import LABELS, TABLE, read_scored, read_table
+from fusevlm.store import runs
+from fusevlm.store.generations import read_embeddings
 
 
 def rewrite(path, change):
@@ -75,6 +81,67 @@ def test_the_judged_answers_states_are_read_alone_where_they_are_needed(small):
         np.testing.assert_array_equal(queries.answer_states[layer], expected)
         assert list(queries.answer_states) == [layer]
         assert all(q.embeddings is None for q in queries.samples)
+
+
+def test_inputs_are_of_the_queries_that_are_left(tmp_path):
+    """Vectors of image and question always; states of the prompt with other states, of all or none."""
+    config, world = make_run(tmp_path, sizes=(6, 4), errors={1: "torn"}, unembedded=[7])
+    run_stages(tmp_path, config, only="semantics")
+    left = [0, 2, 3, 4, 5, 6, 8, 9]
+    plain, _ = read_table(tmp_path, config)
+    ids, vectors = read_embeddings(tmp_path / "embed")
+    assert list(plain.inputs) == ["image", "text"]
+    for name, rows in plain.inputs.items():
+        assert rows.dtype == np.float64
+        np.testing.assert_array_equal(rows, [vectors[name][ids.index(i)] for i in plain.ids])
+    for needs in ({"embeddings"}, {"prompt"}):
+        for layers, at in ((("last", "middle"), 2), (("middle", "last"), 2), (("last",), 1)):
+            kept = replace(config, sample=replace(config.sample, layers=layers))
+            queries, _ = read_table(tmp_path, kept, states=needs)
+            expected = [world.samples[k].embeddings[at] for k in left]
+            np.testing.assert_array_equal(queries.inputs["prompt"], np.float32(expected))
+    odd = replace(config, sample=replace(config.sample, layers=("last", "7")))
+    assert "prompt" not in read_table(tmp_path, odd, states={"embeddings"})[0].inputs
+
+
+def test_the_prior_is_s_and_the_statistics_beside_it(tmp_path):
+    config, world = make_run(tmp_path, sizes=(6, 4))
+
+    def add(columns):
+        columns["s_text"] = 2 * columns["s"]
+        columns["disagreement"] = -columns["s"]
+
+    rewrite(tmp_path / "adapter" / STATISTICS, add)
+    changes = ["adapter.statistic=disagreement", 'adapter.statistics=["s_text"]']
+    queries, _ = read_table(tmp_path, change_config(config, changes))
+    np.testing.assert_array_equal(queries.prior["s"], -world.s)
+    np.testing.assert_array_equal(queries.prior["s_text"], 2 * world.s)
+    assert list(queries.prior) == ["s", "s_text"]
+    with pytest.raises(InputError, match="adapter.statistics names 's_image'"):
+        read_table(tmp_path, change_config(config, ['adapter.statistics=["s_image"]']))
+
+
+def test_scalar_forms_are_given_s_alone_and_evidence_forms_nothing(small):
+    root, config, world = small
+
+    def add(columns):
+        columns["s_text"] = columns["s"][::-1]
+
+    rewrite(root / "adapter" / STATISTICS, add)
+    for redone in ("adapter",):
+        runs.write_manifest(root, replace(runs.read_manifest(root, redone), settings={
+            **runs.read_manifest(root, redone).settings, "adapter.statistics": ["s_text"]}))  # fmt: skip
+    changes = [
+        'adapter.statistics=["s_text"]', 'calibrate.methods=["paper","practical","evidence-only"]',
+    ]  # fmt: skip
+    run_stages(root, change_config(config, changes), to="calibrate")
+    read = {n: Fuse.load(root / "calibrate" / n).model for n in ("paper", "practical",
+                                                                 "evidence-only")}  # fmt: skip
+    assert read["paper"].statistics.names == ("s",)
+    assert read["practical"].statistics.names == ("s", "s_text")
+    assert read["practical"].input_widths == {"image": 3, "text": 3, "prompt": 12}
+    assert read["evidence-only"].statistics.names == ()
+    assert read["evidence-only"].input_widths == {}
 
 
 def test_samples_of_test_queries_are_not_judged(small):

@@ -5,7 +5,7 @@ import pytest
 from scipy.spatial.distance import cosine
 
 from fusevlm.models.towers import SentenceEncoder
-from fusevlm.semantics.sentences import answer_similarity, sentence_similarity, sentence_vectors
+from fusevlm.semantics.sentences import answer_similarity, sample_vectors, sentence_similarity
 
 SAMPLES = [["a red circle", "blue", "a red circle"], ["blue", "two dogs are playing"], []]
 
@@ -49,8 +49,8 @@ def test_the_answer_is_compared_with_every_sample(encoder):
 
 def test_each_text_is_encoded_once_for_all_queries(encoder):
     counting = Counting(encoder)
-    vectors = sentence_vectors(counting, SAMPLES)
+    vectors = sample_vectors(counting, SAMPLES)
     assert sorted(counting.seen) == ["a red circle", "blue", "two dogs are playing"]
     np.testing.assert_array_equal(vectors[0][0], vectors[0][2])
     np.testing.assert_array_equal(vectors[0][1], vectors[1][0])
-    assert sentence_vectors(counting, [[]])[0].shape[0] == 0
+    assert sample_vectors(counting, [[]])[0].shape[0] == 0

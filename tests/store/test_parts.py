@@ -6,6 +6,7 @@ import os
 import random
 import shutil
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -194,6 +195,45 @@ def generation(query_id, seed):
     return Generation(
         query_id, samples, layers={"last": states}, answer_layers={"last": states[0] + 1}
     )
+
+
+def test_margins_and_states_of_the_prompt_are_kept(tmp_path):
+    """Read where they are asked for; with Grams too; and not missed in parts of before."""
+    one = generation("a", 0)
+    said = replace(one.samples, answer_logprobs=[-0.5, -0.1], answer_margins=[0.3, 2.0])
+    full = replace(one, samples=said, prompt_layers={"last": np.arange(5.0), "3": np.ones(2)})
+    for name, gram in (("states", None), ("grams", lambda samples: (np.eye(3), 5))):
+        write_generations(Parts(tmp_path / name, KIND), 0, [full, one], gram=gram)
+        first, second = read_generations(tmp_path / name, "last", prompts=["last"])
+        assert first.samples.answer_margins.tolist() == [0.3, 2.0]
+        assert second.samples.answer_margins is None
+        assert first.prompt_layers["last"].tolist() == [0, 1, 2, 3, 4]
+        assert list(first.prompt_layers) == ["last"]
+        assert second.prompt_layers == {}
+        assert (first.samples.gram is None) == (gram is None)
+    (alone, _) = read_generations(tmp_path / "states", prompts=["3", "last"])
+    assert {n: len(v) for n, v in alone.prompt_layers.items()} == {"3": 2, "last": 5}
+    assert alone.samples.embeddings is None
+    ((rows, arrays),) = read_parts(tmp_path / "states", KIND)
+    assert rows.pop("answer_margins") == [[0.3, 2.0], None]
+    arrays = {name: value for name, value in arrays.items() if not name.endswith(".prompt")}
+    Parts(tmp_path / "before", KIND).write(0, rows, arrays, {})
+    old, _ = read_generations(tmp_path / "before", "last", prompts=["last"])
+    assert old.prompt_layers == {}
+    assert old.samples.answer_margins is None
+    assert old.samples.answer_logprobs.tolist() == [-0.5, -0.1]
+
+
+def test_states_of_prompts_nobody_asks_for_are_not_read(tmp_path):
+    """Without a wish for arrays their file is not even compared."""
+    full = replace(generation("a", 0), prompt_layers={"last": np.ones(5)})
+    write_generations(Parts(tmp_path, KIND), 0, [full])
+    whole = bytearray((tmp_path / "part-00000.safetensors").read_bytes())
+    whole[-1] ^= 1
+    (tmp_path / "part-00000.safetensors").write_bytes(whole)
+    assert next(read_generations(tmp_path)).prompt_layers == {}
+    with pytest.raises(ArtefactError, match="damaged"):
+        next(read_generations(tmp_path, prompts=["last"]))
 
 
 @pytest.mark.parametrize("ending", ["parquet", "safetensors"])

@@ -173,11 +173,11 @@ def oas_intensity(S: FloatArray, size: int) -> float:
 
     ρ = min(1, [(1−2/d)·tr S² + tr² S] / [(size+1−2/d)·(tr S² − tr² S/d)])
     """
-    return oas_of_traces(float(np.vdot(S, S)), float(np.trace(S)), len(S), size)
+    return oas_of_traces(float(np.trace(S)), float(np.vdot(S, S)), len(S), size)
 
 
-def oas_of_traces(squared_norm: float, trace: float, d: int, size: int) -> float:
-    """The same from tr S² and tr S alone, where S [d, d] is better not formed."""
+def oas_of_traces(trace: float, squared_norm: float, d: int, size: int) -> float:
+    """:func:`oas_intensity` from tr S and tr S² of a covariance in d dimensions."""
     return _ratio(
         (1 - 2 / d) * squared_norm + trace**2,
         (size + 1 - 2 / d) * (squared_norm - trace**2 / d),

@@ -1,8 +1,9 @@
 """The sampling loop: all samples of all queries of a batch, one token at a time.
 
 It records, for each row, the tokens, their log-probabilities under the unwarped distribution at
-temperature 1 and under the one they were drawn from (EOS included), and the hidden state of the
-last response token, which is the last one before EOS. A truncated answer's last token is fed once
+temperature 1 and under the one they were drawn from, the margin of the best token over the second
+best (EOS included), and the hidden state of the last response token, which is the last one before
+EOS. A truncated answer's last token is fed once
 more to have its own state.
 """
 
@@ -42,6 +43,7 @@ class Row:
     tokens: list[int] = field(default_factory=list)  # without EOS
     logprobs: list[float] = field(default_factory=list)  # with EOS
     warped: list[float] = field(default_factory=list)
+    margins: list[float] = field(default_factory=list)
     states: dict[str, torch.Tensor] = field(default_factory=dict)
     text: str = ""
     truncated: bool = False
@@ -55,6 +57,7 @@ class Decoded:
     rows: list[Row]
     prompt_tokens: int
     n_near_boundary: int
+    prompt_states: dict[str, torch.Tensor]  # of the last prompt token, by layer
 
 
 class Decoder(Protocol):
@@ -120,6 +123,7 @@ class Choice:
     logprob: list[float]  # at temperature 1, nothing cut off
     warped: list[float]  # under the distribution it was drawn from
     near: list[bool]
+    margin: list[float]  # of the best token over the second best, at temperature 1
 
 
 def pick(logits: torch.Tensor, heat: FloatArray, u: FloatArray, settings: Decoding) -> Choice:
@@ -132,12 +136,14 @@ def pick(logits: torch.Tensor, heat: FloatArray, u: FloatArray, settings: Decodi
         temperatures = torch.as_tensor(heat[cut], dtype=part.dtype, device=part.device)
         p = draws.warp(part, temperatures, top_p=settings.top_p, top_k=settings.top_k)
         token, near = draws.choose(p, torch.as_tensor(u[cut], device=part.device))
-        near |= (temperatures == 0) & draws.near_ties(part)
+        margin = draws.margins(part)
+        near |= (temperatures == 0) & (margin < draws.NEAR_BOUNDARY)
         index = token[:, None]
         plain = part.gather(-1, index)[:, 0] - part.logsumexp(dim=-1)
-        found.append((token, plain, p.gather(-1, index)[:, 0].log(), near))
-    token, plain, warped, near = (torch.cat(column) for column in zip(*found, strict=True))
-    return Choice(token, plain.tolist(), warped.tolist(), near.tolist())
+        found.append((token, plain, p.gather(-1, index)[:, 0].log(), near, margin))
+    columns = (torch.cat(column) for column in zip(*found, strict=True))
+    token, plain, warped, near, margin = columns
+    return Choice(token, plain.tolist(), warped.tolist(), near.tolist(), margin.tolist())
 
 
 class SharedStep:
@@ -210,10 +216,16 @@ def _select(cache: Any, held: IntArray, rows: IntArray) -> None:
 def _record(rows: Sequence[Row], choice: Choice, eos: frozenset[int]) -> BoolArray:
     """Write the choice into the rows; True where the row goes on."""
     going = np.ones(len(rows), dtype=np.bool_)
-    columns = zip(choice.token.tolist(), choice.logprob, choice.warped, choice.near, strict=True)
-    for k, (row, (token, plain, warped, near)) in enumerate(zip(rows, columns, strict=True)):
+    columns = zip(
+        choice.token.tolist(), choice.logprob, choice.warped, choice.near, choice.margin,
+        strict=True,
+    )  # fmt: skip
+    for k, (row, (token, plain, warped, near, margin)) in enumerate(
+        zip(rows, columns, strict=True)
+    ):
         row.logprobs.append(plain)
         row.warped.append(warped)
+        row.margins.append(margin)
         row.n_near += near
         if token in eos:
             going[k] = False
@@ -239,4 +251,4 @@ def _finished(model: Decoder, prompt: Prompt, rows: list[Row]) -> Decoded:
         for stop in model.decoding.stop:
             text = text.split(stop)[0]
         row.text = text.strip()
-    return Decoded(rows, prompt.length, sum(row.n_near for row in rows))
+    return Decoded(rows, prompt.length, sum(row.n_near for row in rows), prompt.states)

@@ -16,6 +16,7 @@ import torch
 from fusevlm.checks import FloatArray
 
 NEAR_BOUNDARY = 1e-5
+MOST_MARGIN = 1e3  # nats: what a step counts as that has but one possible token
 
 
 def uniforms(seed: int, query_id: str, n: int, steps: int) -> FloatArray:
@@ -79,10 +80,10 @@ def choose(p: torch.Tensor, u: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor
     return token[:, 0], near[:, 0]
 
 
-def near_ties(logits: torch.Tensor) -> torch.Tensor:
-    """Rows whose greedy choice another batch layout might make otherwise."""
+def margins(logits: torch.Tensor) -> torch.Tensor:
+    """log p(best) − log p(second best) of each row; at most :data:`MOST_MARGIN`."""
     top = logits.topk(2, dim=-1).values
-    return top[:, 0] - top[:, 1] < NEAR_BOUNDARY
+    return (top[:, 0] - top[:, 1]).clamp(max=MOST_MARGIN)
 
 
 def _last_possible(p: torch.Tensor) -> torch.Tensor:

@@ -211,6 +211,7 @@ class HuggingFace:
             embeddings=layers[self.tap.names[0]],
             answer=judged.text,
             answer_logprobs=judged.logprobs,
+            answer_margins=judged.margins,
         )
         return Generation(
             query.id,
@@ -222,6 +223,9 @@ class HuggingFace:
             answer_token_ids=judged.tokens,
             layers=layers,
             answer_layers={k: judged.states[k].float().cpu().numpy() for k in self.tap.names},
+            prompt_layers={
+                k: outcome.prompt_states[k].float().cpu().numpy() for k in self.tap.names
+            },
             prompt_tokens=outcome.prompt_tokens,
             path="shared_prefix" if self.shares else "repeated_cache",
             n_near_boundary=outcome.n_near_boundary,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -26,13 +27,31 @@ class TextVectors:
 
     vectors: Vectors
     truncated: npt.NDArray[np.bool_]
+    activations: Vectors | None = None  # [N, P] of a tower
+
+
+@dataclass(frozen=True)
+class ImageVectors:
+    """Image embeddings [N, D], and the pooled activations [N, P] before the projection."""
+
+    vectors: Vectors
+    activations: Vectors
 
 
 class Towers:
-    """The image and text towers of a CLIP or SigLIP model."""
+    """The image and text towers of a CLIP or SigLIP model.
+
+    Activations are what enters a tower's projection; a tower without one (SigLIP's images) gives
+    its features before they are scaled to norm 1.
+    """
 
     def __init__(self, model: Any, processor: Any) -> None:
         self.model, self.processor = model.eval(), processor
+        self._projections = {
+            "image": getattr(model, "visual_projection", None),
+            "text": getattr(model, "text_projection", None)
+            or getattr(getattr(model, "text_model", None), "head", None),
+        }
         config = getattr(model.config, "text_config", model.config)
         self.limit = int(config.max_position_embeddings)
 
@@ -60,13 +79,18 @@ class Towers:
 
     def images(self, images: Sequence[Any]) -> Vectors:
         """Unit vectors [N, D] of RGB PIL images."""
+        return self.image_features(images).vectors
+
+    def image_features(self, images: Sequence[Any]) -> ImageVectors:
+        """Unit vectors and activations of RGB PIL images."""
         inputs = self.processor(images=list(images), return_tensors="pt")
         pixels = inputs["pixel_values"].to(self.model.device, self.model.dtype)
-        with torch.inference_mode():
-            return _unit(self.model.get_image_features(pixel_values=pixels))
+        with self._entering("image") as entered, torch.inference_mode():
+            found = _features(self.model.get_image_features(pixel_values=pixels))
+        return ImageVectors(_unit(found), _floats(entered[-1] if entered else found))
 
     def texts(self, texts: Sequence[str]) -> TextVectors:
-        """Unit vectors [N, D]; texts beyond the tower's limit are cut, and marked."""
+        """Unit vectors and activations; texts beyond the tower's limit are cut, and marked."""
         tokenizer = self.processor.tokenizer
         lengths = [len(ids) for ids in tokenizer(list(texts))["input_ids"]]
         # SigLIP was trained with full-length padding; its tokenizer has no attention mask
@@ -76,9 +100,24 @@ class Towers:
             return_tensors="pt",
         ).to(self.model.device)  # fmt: skip
         known = {k: v for k, v in inputs.items() if k in ("input_ids", "attention_mask")}
-        with torch.inference_mode():
-            vectors = _unit(self.model.get_text_features(**known))
-        return TextVectors(vectors, np.array(lengths) > self.limit)
+        with self._entering("text") as entered, torch.inference_mode():
+            found = _features(self.model.get_text_features(**known))
+        before = _floats(entered[-1] if entered else found)
+        return TextVectors(_unit(found), np.array(lengths) > self.limit, before)
+
+    @contextmanager
+    def _entering(self, tower: str) -> Iterator[list[torch.Tensor]]:
+        """While open, collects what enters the tower's projection, if it has one."""
+        found: list[torch.Tensor] = []
+        projection = self._projections[tower]
+        if projection is None:
+            yield found
+            return
+        hook = projection.register_forward_pre_hook(lambda _, given: found.append(given[0]))
+        try:
+            yield found
+        finally:
+            hook.remove()
 
 
 class SentenceEncoder:
@@ -128,11 +167,18 @@ class SentenceEncoder:
         return TextVectors(np.concatenate(vectors), np.concatenate(cut))
 
 
-def _unit(output: Any) -> Vectors:
+def _features(output: Any) -> torch.Tensor:
     # transformers 5 returns an object where 4 returned the tensor
-    vectors = output.pooler_output if hasattr(output, "pooler_output") else output
-    unit = torch.nn.functional.normalize(vectors.float(), dim=-1)
-    return np.asarray(unit.cpu().numpy(), dtype=np.float32)
+    found: torch.Tensor = output.pooler_output if hasattr(output, "pooler_output") else output
+    return found
+
+
+def _unit(vectors: torch.Tensor) -> Vectors:
+    return _floats(torch.nn.functional.normalize(vectors.float(), dim=-1))
+
+
+def _floats(values: torch.Tensor) -> Vectors:
+    return np.asarray(values.float().cpu().numpy(), dtype=np.float32)
 
 
 def _minilm_folder() -> str:

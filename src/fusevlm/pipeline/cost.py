@@ -435,24 +435,28 @@ def _complement(config: Config, queries: int, gpu: Gpu) -> Work:
 
 
 def _disk(config: Config, queries: int) -> float | None:
-    """Hidden states of the samples and the answer in every layer kept, and similarities."""
+    """Hidden states of samples, answer and prompt in every layer kept, and similarities."""
     weights = _vlm(config)
     if weights is None or not weights.width or not queries:
         return None
     sample = config.sample
-    states = queries * (sample.n + 1) * weights.width * len(sample.layers)
+    states = queries * (sample.n + 2) * weights.width * len(sample.layers)
     between = queries * (sample.n + 1) ** 2 * 4 * (config.semantics.similarity != "none")
     return (states * (2 if sample.half else 4) + between) / 1e9
 
 
 def _ram(config: Config, queries: int) -> float | None:
-    """The last and the middle layer of all samples, as they were stored, beside 2 GB."""
+    """The last and the middle layer of all samples, as they were stored, beside 2 GB.
+
+    And the prompts' states, which are inputs, in double precision.
+    """
     weights = _vlm(config)
     if weights is None or not weights.width or not queries:
         return None
     layers = 1 + ("middle" in config.sample.layers and config.score.layer != "middle")
     states = queries * config.sample.n * weights.width * layers
-    return 2.0 + states * (2 if config.sample.half else 4) / 1e9
+    prompts = queries * weights.width * 8
+    return 2.0 + (states * (2 if config.sample.half else 4) + prompts) / 1e9
 
 
 def _vram(config: Config) -> dict[str, float | None]:

@@ -1,4 +1,4 @@
-"""Stage embed: image and question vectors of every judged query."""
+"""Stage embed: image and question vectors of every judged query, and the towers' activations."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fusevlm.models.registry import local_input, model_folder, need_models
 from fusevlm.pipeline.data import read_asked
 from fusevlm.pipeline.run import Work
 from fusevlm.pipeline.sample import missing_parts
-from fusevlm.store.generations import EMBEDDINGS
+from fusevlm.store.generations import BEFORE, EMBEDDINGS
 from fusevlm.store.parts import Parts
 from fusevlm.types import Query
 
@@ -37,7 +37,7 @@ def make(work: Work) -> dict[str, int]:
     parts = Parts(work.folder("embed"), EMBEDDINGS)
     towers = load_towers(work.config.embed)
     for index, some in missing_parts(parts, queries, work.config.embed.batch, work.progress):
-        rows, arrays = embedded(towers, some)
+        rows, arrays = embedded(towers, some, activations=work.config.embed.activations)
         failed = sum(error is not None for error in rows["error"])
         parts.write(index, rows, arrays, {"queries": len(some), "failed": failed})
     return {"queries": parts.total("queries"), "failed": parts.total("failed")}
@@ -57,27 +57,42 @@ def load_towers(embed: EmbedConfig) -> Towers:
 
 
 def embedded(
-    towers: Towers, queries: Sequence[Query]
+    towers: Towers, queries: Sequence[Query], *, activations: bool = False
 ) -> tuple[dict[str, list[Any]], dict[str, Any]]:
     """Rows and the arrays ``image`` and ``text`` of some queries.
 
     A query with several images has the mean of their vectors, renormalised. A query whose image
-    cannot be read keeps its row, with the error and zero vectors, and is left out downstream.
+    cannot be read keeps its row, with the error and zero vectors, and is left out downstream. With
+    ``activations`` there are also ``image_pre`` (the mean over images) and ``text_pre``.
     """
     texts = towers.texts([q.question or " " for q in queries])
     loaded = [_pictures(query) for query in queries]
+    pictures = [one for some, _ in loaded for one in some]
+    owner = np.array([k for k, (some, _) in enumerate(loaded) for _ in some], dtype=np.intp)
+    found = towers.image_features(pictures) if pictures else None
     images = np.zeros_like(texts.vectors)
-    owner = [k for k, (pictures, _) in enumerate(loaded) for _ in pictures]
-    if owner:
-        vectors = towers.images([one for pictures, _ in loaded for one in pictures])
-        np.add.at(images, owner, vectors)
+    if found is not None:
+        images = _means(found.vectors, owner, len(queries))
         images /= np.maximum(np.linalg.norm(images, axis=1, keepdims=True), TINY)
     rows: dict[str, list[Any]] = {
         "query_id": [q.id for q in queries],
         "error": [error for _, error in loaded],
         "text_truncated": [bool(cut) for cut in texts.truncated],
     }
-    return rows, {"image": images, "text": texts.vectors}
+    arrays: dict[str, Any] = {"image": images, "text": texts.vectors}
+    if activations:
+        before = np.zeros((len(queries), 0), dtype=np.float32)
+        if found is not None:
+            before = _means(found.activations, owner, len(queries))
+        arrays |= {f"image{BEFORE}": before, f"text{BEFORE}": texts.activations}
+    return rows, arrays
+
+
+def _means(rows: Any, owner: Any, size: int) -> Any:
+    """The mean of each owner's rows; zeros for one that has none."""
+    total = np.zeros((size, rows.shape[1]), dtype=np.float32)
+    np.add.at(total, owner, rows)
+    return total / np.maximum(np.bincount(owner, minlength=size), 1)[:, None].astype(np.float32)
 
 
 def _pictures(query: Query) -> tuple[list[Any], str | None]:

@@ -470,7 +470,12 @@ def _fit_form(method: Method, fuse: Fuse, queries: Queries, config: CalibrateCon
 
 
 def _given(queries: Queries, method: Method) -> Queries:
-    return replace(queries, prior={}) if method.uses == "evidence" else queries
+    """The queries as a method is given them: evidence alone, or for scalar fusion with s alone."""
+    if method.uses == "evidence":
+        return replace(queries, prior={}, inputs={})
+    if resolve(method.preset, dict(method.options)).fusion == "scalar":
+        return replace(queries, prior={"s": queries.s} if queries.prior else {})
+    return queries
 
 
 def _ranked(options: Mapping[str, Any], queries: Queries) -> dict[str, Any]:

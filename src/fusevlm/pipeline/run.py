@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from fusevlm import checks
-from fusevlm.config import TRAIN, AdapterConfig, Config, DataConfig, as_tree
+from fusevlm.config import TRAIN, AdapterConfig, Config, DataConfig, EmbedConfig, as_tree
 from fusevlm.errors import ArtefactError, InputError
 from fusevlm.store import hold, runs
 from fusevlm.store.files import digest_input
@@ -50,11 +50,19 @@ class Stage:
 
 
 PAIRS = ("train", "n_train")  # keys of [data] that are about the adapter's training pairs
-QUERIED = ("source", "statistic")  # keys of [adapter] that are not about training
+KEPT = ("activations",)  # keys of [embed] that are about the judged queries alone
+QUERIED = ("source", "statistic", "statistics")  # keys of [adapter] that are not about training
+PRIOR = ("adapter.statistic", "adapter.statistics")
 
 STAGES: dict[str, Stage] = {
     "data": Stage((), tuple(f"data.{k.name}" for k in fields(DataConfig) if k.name not in PAIRS)),
-    "pairs": Stage((), (*(f"data.{key}" for key in (*PAIRS, "seed", "images")), "embed")),
+    "pairs": Stage(
+        (),
+        (
+            *(f"data.{key}" for key in (*PAIRS, "seed", "images")),
+            *(f"embed.{k.name}" for k in fields(EmbedConfig) if k.name not in KEPT),
+        ),
+    ),
     "train": Stage(
         ("pairs",),
         tuple(f"adapter.{k.name}" for k in fields(AdapterConfig) if k.name not in QUERIED),
@@ -63,11 +71,11 @@ STAGES: dict[str, Stage] = {
     "embed": Stage(("data",), ("embed",)),
     "adapter": Stage(("data", "embed", "train"), tuple(f"adapter.{key}" for key in QUERIED)),
     "semantics": Stage(("data", "sample"), ("semantics", "score.baselines")),
-    "score": Stage(("data", "sample", "adapter", "semantics"), ("score", "adapter.statistic")),
+    "score": Stage(("data", "sample", "embed", "adapter", "semantics"), ("score", *PRIOR)),
     "calibrate": Stage(
-        ("data", "sample", "adapter", "score"), ("calibrate", "score.layer", "adapter.statistic")
+        ("data", "sample", "embed", "adapter", "score"), ("calibrate", "score.layer", *PRIOR)
     ),
-    "evaluate": Stage(("data", "sample", "adapter", "score", "calibrate"), ("evaluate",)),
+    "evaluate": Stage(("data", "sample", "embed", "adapter", "score", "calibrate"), ("evaluate",)),
     "report": Stage(("data", "sample", "evaluate"), ("report",)),
 }
 

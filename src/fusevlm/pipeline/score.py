@@ -16,21 +16,21 @@ from typing import Any
 import numpy as np
 
 from fusevlm.checks import BoolArray, FloatArray
-from fusevlm.config import Config
+from fusevlm.config import AdapterConfig, Config
 from fusevlm.data.correctness import is_wrong
 from fusevlm.errors import ArtefactError, InputError
-from fusevlm.pipeline.adapter import read_statistics
+from fusevlm.pipeline.adapter import check_statistics, read_statistics
 from fusevlm.pipeline.data import CALIBRATION, read_asked
 from fusevlm.pipeline.run import Work
 from fusevlm.pipeline.semantics import read_semantics
 from fusevlm.scores import SCORES, compute_scores, needs_of
 from fusevlm.store import read_json, read_parquet, save_json, save_parquet
-from fusevlm.store.generations import read_generations
+from fusevlm.store.generations import read_embeddings, read_generations
 from fusevlm.store.runs import SECONDS, require
 from fusevlm.types import Generation, Queries, Query, Samples
 
 TABLE, LABELS, FAILED, ABSENT = "scores.parquet", "labels.parquet", "failed.json", "absent.json"
-MIDDLE = "middle"
+MIDDLE, PROMPT = "middle", "prompt"
 REDO = "Make it again: --redo score."
 
 
@@ -77,14 +77,20 @@ def read_table(
     """All queries of a run that did not fail, before they are scored; and why the others did.
 
     ``states`` are needs of scores or methods: hidden states are read only where they hold
-    ``embeddings`` or ``middle``, and the judged answers' where they hold ``answer_state``.
+    ``embeddings`` or ``middle``, and the judged answers' where they hold ``answer_state``. The
+    inputs ``image`` and ``text`` are always there; ``prompt``, the state of the last prompt token,
+    where hidden states are read or ``prompt`` is among the needs, and the model gave it to all
+    queries: it lies in the same files.
     """
     needs = states or set()
     asked = {q.id: q for q in read_asked(run)}
     layer = config.score.layer if "embeddings" in needs else None
     further = (MIDDLE,) if "middle" in needs and MIDDLE in config.sample.layers else ()
     judged = (config.score.layer,) if "answer_state" in needs else ()
-    stored = read_generations(require(run, "sample"), layer, layers=further, answers=judged)
+    prompts = (config.sample.prompt_layer,) if needs & {"embeddings", "middle", PROMPT} else ()
+    stored = read_generations(
+        require(run, "sample"), layer, layers=further, answers=judged, prompts=prompts
+    )
     found = {g.query_id: g for g in stored}
     statistics = read_statistics(run)
     failed = _failed(found, statistics)
@@ -102,7 +108,8 @@ def read_table(
         ids,
         samples,
         wrong=label(queries, samples, config.score.criterion) if labelled else None,
-        prior={config.adapter.statistic: [statistics[i][config.adapter.statistic] for i in ids]},
+        prior=_prior(statistics, ids, config.adapter),
+        inputs=_inputs(run, ids, generations, config.sample.prompt_layer),
         columns=_columns(queries, statistics, ids),
         units=[str(q.metadata["unit"]) for q in queries],
         fit=fit if len(fit) else None,
@@ -137,6 +144,32 @@ def read_scored(
     absent = read_json(folder / ABSENT, REDO)
     wrong = None if None in labels["wrong"] else np.array(labels["wrong"], dtype=np.bool_)
     return replace(queries, wrong=wrong, columns={**queries.columns, **scores}), absent
+
+
+def _prior(
+    statistics: Mapping[str, Mapping[str, float]], ids: Sequence[str], adapter: AdapterConfig
+) -> dict[str, FloatArray]:
+    """The statistic that is ``s``, and those beside it under their own names."""
+    check_statistics(adapter, next(iter(statistics.values())))
+    named = {"s": adapter.statistic, **{name: name for name in adapter.statistics}}
+    return {
+        name: np.array([statistics[i][own] for i in ids], dtype=np.float64)
+        for name, own in named.items()
+    }
+
+
+def _inputs(
+    run: Path, ids: Sequence[str], generations: Sequence[Generation], layer: str
+) -> dict[str, FloatArray]:
+    """Vectors of each query's image and question and, where all have it, of its prompt."""
+    embedded, vectors = read_embeddings(require(run, "embed"))
+    place = {query_id: k for k, query_id in enumerate(embedded)}
+    rows = [place[i] for i in ids]
+    found = {name: values[rows].astype(np.float64) for name, values in vectors.items()}
+    prompts = [g.prompt_layers[layer] for g in generations if layer in g.prompt_layers]
+    if len(prompts) == len(ids):
+        found[PROMPT] = np.array(prompts, dtype=np.float64)
+    return found
 
 
 def _columns(

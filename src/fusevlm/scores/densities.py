@@ -58,7 +58,7 @@ def fit_density(rows: FloatArray, what: str) -> Density:
     mean = rows.mean(axis=0)
     _, size, axes = np.linalg.svd(rows - mean, full_matrices=False)
     values = size**2 / m  # eigenvalues of S
-    rho = oas_of_traces(float(values @ values), float(values.sum()), d, m)
+    rho = oas_of_traces(float(values.sum()), float(values @ values), d, m)
     floor = rho * float(values.sum()) / d
     return Density(mean, axes, (1.0 - rho) * values + floor, floor)
 

@@ -1,4 +1,4 @@
-"""Similarity of samples by a sentence encoder; a text is encoded once for all queries."""
+"""Texts as vectors of a sentence encoder, and similarity of samples; each text is encoded once."""
 
 from __future__ import annotations
 
@@ -7,15 +7,32 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from fusevlm import checks
 from fusevlm.checks import FloatArray
+from fusevlm.errors import InputError
 
 if TYPE_CHECKING:
     from fusevlm.models.towers import SentenceEncoder
 
 
-def sentence_vectors(
-    encoder: SentenceEncoder, samples: Sequence[Sequence[str]]
-) -> list[FloatArray]:
+def sentence_vectors(texts: Sequence[str], encoder: str = "minilm") -> FloatArray:
+    """Unit vectors [N, D] of texts, such as the inputs of a model whose states nobody sees.
+
+    ``encoder`` is a folder, a hub name, or ``minilm``, which the extra ``sentences`` installs.
+    """
+    if isinstance(texts, str) or not all(isinstance(text, str) for text in texts):
+        raise InputError("texts must be a list of strings, one per query.")
+    if not len(texts):
+        raise InputError("texts is empty; expected at least one.")
+    checks.extra("torch", "a sentence encoder", "sentences")
+    checks.extra("transformers", "a sentence encoder", "sentences")
+    from fusevlm.models.towers import SentenceEncoder
+
+    (found,) = sample_vectors(SentenceEncoder.load(encoder), [texts])
+    return found
+
+
+def sample_vectors(encoder: SentenceEncoder, samples: Sequence[Sequence[str]]) -> list[FloatArray]:
     """Unit vectors [n, D] of each query's samples."""
     # texts of like length share a batch, so that little is padded
     distinct = sorted({text for row in samples for text in row}, key=lambda t: (len(t), t))
@@ -28,7 +45,7 @@ def sentence_similarity(
     encoder: SentenceEncoder, samples: Sequence[Sequence[str]]
 ) -> list[FloatArray]:
     """``similarity`` [n, n] of each query's samples."""
-    rows = sentence_vectors(encoder, samples)
+    rows = sample_vectors(encoder, samples)
     return [similarity(texts, own) for texts, own in zip(samples, rows, strict=True)]
 
 

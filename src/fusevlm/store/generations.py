@@ -13,6 +13,8 @@ from fusevlm.store.parts import Parts, read_parts
 from fusevlm.types import Generation, Samples
 
 KIND, EMBEDDINGS = "fusevlm.generations", "fusevlm.embeddings"
+PROMPT = ".prompt"  # ends the name of an array: the last prompt token's state
+BEFORE = "_pre"  # ends the name of an array: a tower's activations before its projection
 
 Whiten = Callable[[Samples], tuple[np.ndarray[Any, Any], int]]
 
@@ -27,7 +29,8 @@ def write_generations(
 ) -> None:
     """One part: a row per query (failed ones too) and the hidden states by query and layer.
 
-    With ``gram`` (a fitted whitening) the n×n Gram matrices are kept instead of the states.
+    With ``gram`` (a fitted whitening) the n×n Gram matrices are kept instead of the states, but
+    those of the prompt, one vector a layer, are kept always.
     """
     rows: dict[str, list[Any]] = {name: [] for name in _ROW}
     arrays: dict[str, np.ndarray[Any, Any]] = {}
@@ -35,6 +38,8 @@ def write_generations(
     for k, g in enumerate(generations):
         for name, value in _row(g).items():
             rows[name].append(value)
+        for layer, state in g.prompt_layers.items():
+            arrays[f"{k}.{layer}{PROMPT}"] = np.asarray(state, dtype=dtype)
         if gram is not None and g.samples is not None:
             G, rows["gram_dim"][-1] = gram(g.samples)
             arrays[f"{k}.gram"] = G
@@ -55,17 +60,21 @@ def read_generations(
     *,
     layers: Sequence[str] = (),
     answers: Sequence[str] = (),
+    prompts: Sequence[str] = (),
 ) -> Iterator[Generation]:
     """Stored generations in order, with the hidden states that are asked for and no others.
 
     ``layer`` is the one whose states become the samples' embeddings, ``layers`` are further ones;
-    of ``answers`` only the judged answer's state is read, where it was kept.
+    of ``answers`` only the judged answer's state is read, where it was kept; ``prompts`` are those
+    whose state of the last prompt token is read, where it was stored.
     """
     asked = dict.fromkeys([*([] if layer is None else [layer]), *layers])
     judged_at = dict.fromkeys([*asked, *answers])
 
     def wanted(name: str) -> bool:
         kind = name.partition(".")[2]
+        if kind.endswith(PROMPT):
+            return kind.removesuffix(PROMPT) in prompts
         if kind.endswith(".answer"):
             return kind.removesuffix(".answer") in judged_at
         return kind in asked or (bool(asked) and kind == "gram")
@@ -83,18 +92,33 @@ def read_generations(
                 for name in judged_at
                 if f"{k}.{name}.answer" in arrays
             }
-            yield _generation(record, states, judged, arrays.get(f"{k}.gram"), layer)
+            stored = {name: arrays.get(f"{k}.{name}{PROMPT}") for name in prompts}
+            prompt = {name: state for name, state in stored.items() if state is not None}
+            yield _generation(record, states, judged, prompt, arrays.get(f"{k}.gram"), layer)
 
 
-def read_embeddings(folder: AnyPath) -> tuple[list[str], dict[str, Any]]:
-    """Ids and ``{"image": [N, D], "text": [N, D]}`` of the queries that could be embedded."""
+def read_embeddings(
+    folder: AnyPath, *, activations: bool = False
+) -> tuple[list[str], dict[str, Any]]:
+    """Ids and ``{"image": [N, D], "text": [N, D]}`` of the queries that could be embedded.
+
+    Instead, with ``activations``, what the towers gave before their projections.
+    """
     ids: list[str] = []
+    ending = BEFORE if activations else ""
     found: dict[str, list[Any]] = {"image": [], "text": []}
     for rows, arrays in read_parts(folder, EMBEDDINGS):
+        if "image" + ending not in arrays:
+            raise ArtefactError(
+                f"{folder} holds no activations of the towers. Make the stage again with "
+                f"embed.activations = true: --redo embed."
+            )
         good = np.array([error is None for error in rows["error"]])
+        if not good.any():
+            continue
         ids += [i for i, ok in zip(rows["query_id"], good, strict=True) if ok]
         for name, parts in found.items():
-            parts.append(arrays[name][good])
+            parts.append(arrays[name + ending][good])
     if not ids:
         raise ArtefactError(f"{folder} holds no embedded query. Run fusevlm embed first.")
     return ids, {name: np.concatenate(parts) for name, parts in found.items()}
@@ -103,7 +127,7 @@ def read_embeddings(folder: AnyPath) -> tuple[list[str], dict[str, Any]]:
 _ROW = (
     "query_id", "error", "texts", "token_ids", "token_logprobs", "warped_logprobs", "temperatures",
     "truncated", "answer", "answer_token_ids", "answer_logprobs", "prompt_tokens", "path",
-    "n_near_boundary", "gram_dim", "layers",
+    "n_near_boundary", "gram_dim", "layers", "answer_margins",
 )  # fmt: skip
 
 
@@ -111,6 +135,7 @@ def _row(g: Generation) -> dict[str, Any]:
     s = g.samples
     logprobs = None if s is None else s.token_logprobs
     judged = None if s is None else s.answer_logprobs
+    margins = None if s is None else s.answer_margins
     return {
         "query_id": g.query_id,
         "error": g.error,
@@ -128,6 +153,7 @@ def _row(g: Generation) -> dict[str, Any]:
         "n_near_boundary": g.n_near_boundary,
         "gram_dim": None if s is None else s.gram_dim,
         "layers": list(g.layers),  # the first one is the samples' embeddings
+        "answer_margins": None if margins is None else list(map(float, margins)),
     }
 
 
@@ -135,6 +161,7 @@ def _generation(
     row: dict[str, Any],
     layers: dict[str, Any],
     judged: dict[str, Any],
+    prompt: dict[str, Any],
     gram: Any,
     layer: str | None,
 ) -> Generation:
@@ -148,6 +175,7 @@ def _generation(
         row["answer_logprobs"],
         gram,
         row["gram_dim"] if gram is not None else None,
+        row.get("answer_margins"),  # parts of before have none
     )
     kept = (
         "token_ids", "warped_logprobs", "temperatures", "truncated", "answer_token_ids",
@@ -156,5 +184,10 @@ def _generation(
     if samples.embeddings is not None:
         layers = layers | {str(layer): samples.embeddings}  # one copy in memory, not two
     return Generation(
-        row["query_id"], samples, layers=layers, answer_layers=judged, **{k: row[k] for k in kept}
+        row["query_id"],
+        samples,
+        layers=layers,
+        answer_layers=judged,
+        prompt_layers=prompt,
+        **{k: row[k] for k in kept},
     )

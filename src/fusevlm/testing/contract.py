@@ -154,6 +154,50 @@ def check_states(trial: Trial) -> None:
                 close(samples.embeddings, rows, f"embeddings and the first layer, {name},")
 
 
+def check_margins(trial: Trial) -> None:
+    """Each log-probability of the judged answer has its margin, if there are hidden states."""
+    trial.requires("hidden_states")
+    trial.requires("logprobs")
+    for g, samples in trial.answered:
+        need(samples.answer_margins is not None, f"query {g.query_id} has no answer_margins.")
+        if not _judged_greedily(trial):
+            continue
+        # the best token is the answer's, and the second has what is left at most
+        best = np.exp(samples.answer_logprobs)
+        least = np.log(best) - np.log(np.maximum(1.0 - best, 1e-300))
+        need(
+            bool((samples.answer_margins >= np.minimum(least, 10.0) - HALF).all())
+            or g.n_near_boundary > 0,
+            f"query {g.query_id}: a margin is below what its log-probability leaves to others.",
+        )
+
+
+def check_prompt(trial: Trial) -> None:
+    """Every layer has the last prompt token's state, [d], if there are hidden states."""
+    trial.requires("hidden_states")
+    for g, _ in trial.answered:
+        need(
+            set(g.prompt_layers) == set(g.layers),
+            f"query {g.query_id} has the layers {list(g.layers)}, and of the prompt "
+            f"{list(g.prompt_layers)}; expected the same.",
+        )
+        for name, state in g.prompt_layers.items():
+            value, shape = np.asarray(state), np.shape(g.answer_layers[name])
+            need(
+                value.shape == shape and bool(np.isfinite(value).all()),
+                f"layer {name} of the prompt of query {g.query_id} has shape {value.shape}, "
+                f"expected {shape}, or holds NaN.",
+            )
+    if not trial.can.deterministic:
+        return
+    for g, other in zip(trial.generations, trial.ask(seed=trial.seed + 1), strict=True):
+        for name, state in g.prompt_layers.items():
+            close(
+                other.prompt_layers[name], state,
+                f"states of the prompt of query {g.query_id} in layer {name} under two seeds",
+            )  # fmt: skip
+
+
 def check_repeats(trial: Trial) -> None:
     """The same tokens have the same log-probabilities and states: rows are not mixed up."""
     compared = 0
@@ -295,9 +339,9 @@ def check_forward_pass(trial: Trial) -> None:
 
 CHECKS: tuple[Callable[[Trial], None], ...] = (
     check_description, check_order, check_answers, check_counts, check_logprobs, check_lengths,
-    check_states, check_repeats, check_seed, check_temperatures, check_judged, check_layout,
-    check_images, check_bad_query, check_empty_question, check_equal_ids, check_arguments,
-    check_forward_pass,
+    check_states, check_margins, check_prompt, check_repeats, check_seed, check_temperatures,
+    check_judged, check_layout, check_images, check_bad_query, check_empty_question,
+    check_equal_ids, check_arguments, check_forward_pass,
 )  # fmt: skip
 
 
@@ -393,5 +437,10 @@ def _rows(g: Generation) -> list[tuple[tuple[int, ...], dict[str, Any]]]:
 
 def _greedy(trial: Trial) -> None:
     """Skip the check where the judged answer is known not to be greedy."""
-    if getattr(getattr(trial.model, "decoding", None), "answer_temperature", 0.0) > 0:
+    if not _judged_greedily(trial):
         raise SkippedCheck("the judged answer is sampled: answer_temperature is above 0")
+
+
+def _judged_greedily(trial: Trial) -> bool:
+    decoding = getattr(trial.model, "decoding", None)
+    return bool(getattr(decoding, "answer_temperature", 0.0) == 0)

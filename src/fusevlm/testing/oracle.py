@@ -53,6 +53,10 @@ def compare(
     expected = _log_probabilities(model, logits, tokens, logprobs)
     yield "the log-probabilities of the answer", np.asarray(logprobs), expected
     yield from _states(model, hidden, found.answer_layers, "the answer")
+    if found.samples.answer_margins is not None:
+        yield "the margins of the answer", found.samples.answer_margins, _gaps(logits, logprobs)
+    first = [states[:1] for states in hidden]
+    yield from _states(model, first, found.prompt_layers, "the prompt")
 
 
 def _log_probabilities(
@@ -64,6 +68,13 @@ def _log_probabilities(
     ends = [float(log_p[len(tokens), token]) for token in model.eos]
     steps.append(min(ends, key=lambda end: abs(end - float(recorded[-1]))))
     return np.array(steps[: len(recorded)])
+
+
+def _gaps(logits: torch.Tensor, recorded: FloatArray) -> FloatArray:
+    """log p(best) − log p(second best) of each step that was recorded."""
+    ordered = np.sort(logits.double().log_softmax(dim=-1).cpu().numpy(), axis=1)
+    gaps: FloatArray = ordered[: len(recorded), -1] - ordered[: len(recorded), -2]
+    return gaps
 
 
 def _states(

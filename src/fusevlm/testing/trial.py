@@ -112,12 +112,13 @@ def _picture(seed: int) -> Any:
 def numbers(
     a: Generation, b: Generation, *, judged: bool = False
 ) -> Iterable[tuple[str, FloatArray, FloatArray]]:
-    """The log-probabilities and states that both have: of the judged answer alone, or of all."""
-    for what in ("answer_logprobs",) if judged else ("answer_logprobs", "token_logprobs"):
+    """The numbers and states that both have: of the judged answer alone, or of all."""
+    both = ("answer_logprobs", "answer_margins")
+    for what in both if judged else (*both, "token_logprobs"):
         one, two = (getattr(g.samples, what, None) for g in (a, b))
         if one is not None and two is not None:
             yield what, np.hstack(one), np.hstack(two)
-    for what in ("answer_layers",) if judged else ("answer_layers", "layers"):
+    for what in ("answer_layers",) if judged else ("answer_layers", "prompt_layers", "layers"):
         for name, states in getattr(a, what).items():
             if name in getattr(b, what):
                 yield f"{what} {name}", np.asarray(states), np.asarray(getattr(b, what)[name])
