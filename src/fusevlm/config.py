@@ -207,8 +207,10 @@ class CalibrateConfig:
     """The methods compared: forms of FUSE by name, baselines, and rows of one's own."""
 
     methods: tuple[str, ...] = ("practical", "paper", "evidence-only", "prior-only", "g_nll")
-    # u → P(wrong), for every method that has none of its own
-    probability: Annotated[str, OneOf("platt", "isotonic", "min_max")] = "platt"
+    # u → P(wrong), for every method; auto is beta, or Platt with few labels
+    probability: Annotated[str, OneOf("auto", "platt", "beta", "isotonic", "min_max")] = "auto"
+    # more evidence for the vector fusion: complement, rephrasing, margin, or any score's column
+    evidence: tuple[str, ...] = ()
     threshold_share: Annotated[float, FRACTION] = 0.5  # of calibration, kept apart for thresholds
     quantile: Annotated[float, FRACTION] = 0.8  # ρ: the share that the rows Quantile θ* answer
     seed: Annotated[int, SEED] = 0
@@ -228,7 +230,7 @@ class CalibrateConfig:
 class EvaluateConfig:
     """Risk, intervals, and the columns by which tables are cut."""
 
-    risk: Annotated[float, FRACTION] = 0.2
+    risk: Annotated[float, FRACTION] = 0.05
     delta: Annotated[float, FRACTION] = 0.1
     bootstrap: Annotated[int, Whole(1)] = 1000
     level: Annotated[float, FRACTION] = 0.95

@@ -9,8 +9,8 @@ question, questions about one image) share beyond the kernel. f is written in at
 φ(x) = L⁻¹k(z, x), where z are some of the queries and LLᵀ = k(z, z): a Bayesian linear regression,
 whose evidence chooses length, a and υ. Every query has a mean and a variance; far from all labelled
 inputs they go back to 0 and a·σ². The calibration rows get the values of a fit without their own
-unit, in closed form: with rows whitened for υ and H = ΦA⁻¹Φᵀ, A = ΦᵀΦ + I/a, the residuals of unit B
-left out are (I − H_BB)⁻¹(r − Hr)_B.
+unit, in closed form: with rows whitened for υ and A = ΦᵀΦ + I/a, leaving out the rows B of a unit is
+a change of rank |B| of A⁻¹ (the matrix inversion lemma).
 
 It is silent with fewer than 100 labels, and where the evidence for it is weak: there it hurts
 (measured; see docs/experiments.md).

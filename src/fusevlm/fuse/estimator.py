@@ -128,8 +128,8 @@ class Fuse:
 
     samples  one :class:`Samples` per query; or a whole :class:`Queries`, which brings its own rest
     wrong    [N] 1 where the judged answer was wrong, 0 where it was right; None: no labels
-    s        prior statistics: [N], [N, p] or {name: [N]}, each weighed by the labels (``paper``: the
-             one named s, or their mean). None: evidence only
+    s        prior statistics: [N], [N, p] or {name: [N]}, each weighed by the labels (``paper``:
+             the one named s, or their mean). None: evidence only
     inputs   embeddings of the inputs: [N, D] or {name: [N, D]}, for the competence prior
     extra    further evidence by name, {name: [N]}, larger = less sure; NaN: not asked of it
     units    names [N]; queries of one unit (questions about one image) are never separated

@@ -226,7 +226,7 @@ def _widths(queries: Queries) -> dict[str, int]:
 
 
 def _matching(model: Model, queries: Queries) -> Known:
-    """What the prior rests on, of queries with the statistics and inputs of the fit, or an error."""
+    """What the prior rests on, of queries with the fit's statistics and inputs, or an error."""
     if not queries.prior and model.uses_s:
         logger.warning("no prior statistic s: these scores rest on the evidence only.")
     elif queries.prior and not model.uses_s:

@@ -74,7 +74,7 @@ class VectorModel:
     def condition(
         self, prior: Columns, evidence: Columns, spread: FloatArray | None = None
     ) -> Conditioned:
-        """Prior and posterior of queries; statistics that are not given, or NaN, are integrated out.
+        """Prior and posterior of queries; what is not given, or NaN, is integrated out.
 
         ``spread`` [N] is added to σ0² (see the module); it may be negative.
         """

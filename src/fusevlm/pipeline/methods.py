@@ -6,7 +6,7 @@ the rest, and their candidates from the tuning scores, so that the guarantee hol
 preset uses all queries for everything; its guaranteed threshold comes from a second fit that does
 not.
 
-P(wrong) is that of the vector fusion's own model, of a readout that is one (Logistic u*, Global
+P(wrong) is that of a readout that is one (Logistic u*, Global
 Tuning), of the stacked baselines' regression, or else the map that ``calibrate.probability`` names,
 on the tuning scores. Beside it stand, for all methods alike, Platt's map and the paper's min–max of
 the same scores.
@@ -26,7 +26,7 @@ from fusevlm.checks import BoolArray, FloatArray
 from fusevlm.config import CalibrateConfig, RowConfig
 from fusevlm.errors import InputError
 from fusevlm.fuse import probability, thresholds
-from fusevlm.fuse.estimator import Fuse
+from fusevlm.fuse.estimator import Fuse, divide
 from fusevlm.fuse.model import score_model
 from fusevlm.fuse.presets import PRESETS, Options, resolve
 from fusevlm.fuse.prior import Prior
@@ -249,7 +249,7 @@ class Applied:
 
 @dataclass(frozen=True, eq=False)
 class Scales:
-    """The scores of the tuning queries as P(wrong), in the two ways that all methods share."""
+    """The scores of the held queries as P(wrong), in the two ways that all methods share."""
 
     platt: probability.Platt | None = None  # None where all are right, or all wrong
     min_max: probability.MinMax | None = None  # None where all scores are one number
@@ -265,6 +265,7 @@ class Values:
     apart: bool  # whether the held ones are no tuning queries
     score_map: probability.ScoreMap | None  # u → P(wrong); None: u is a probability
     coverage: float = 0.0  # of the quantile rule
+    tuning_wrong: BoolArray | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -358,7 +359,9 @@ class Fitted:
                 return {EMPIRICAL: thresholds.quantile(v.held, coverage=v.coverage)}
             found = {EMPIRICAL: thresholds.empirical(v.held, v.wrong, risk=risk)}
             if v.apart and self.method.readout != "box":
-                grid = thresholds.candidate_grid(v.tuning, len(v.held), risk, delta)
+                grid = thresholds.candidate_grid(
+                    v.tuning, len(v.held), risk, delta, wrong=v.tuning_wrong
+                )
                 found[GUARANTEED] = thresholds.learn_then_test(
                     v.held, v.wrong, risk=risk, delta=delta, grid=grid
                 )
@@ -396,7 +399,7 @@ _CLASSES: dict[str, type] = {
     cls.__name__: cls
     for cls in (
         _Saved, Method, Scales, Values, LogisticScore, GlobalTuning, Stack, Linear, Prior,
-        probability.Platt, probability.Isotonic, probability.MinMax,
+        probability.Platt, probability.Beta, probability.Isotonic, probability.MinMax,
     )
 }  # fmt: skip
 
@@ -420,13 +423,13 @@ def fit_method(name: str, queries: Queries, config: CalibrateConfig) -> Fitted:
     if queries.wrong is None:
         raise InputError("the calibration queries have no labels: give them references.")
     if not method.preset:
-        parts = _parts(len(queries), config.threshold_share, config.seed)
+        parts = _parts(queries, config.threshold_share, config.seed)
         stack = None
         if method.readout == STACKED:
             stack = fit_stack(queries.take(parts[0]), config.seed)
         column = queries.column(name, "calibrate.methods") if stack is None else stack(queries)
         values = _values(column, queries.wrong, parts, config.probability, stack)
-        return Fitted(method, _scales(column, queries.wrong, parts[0]), values=values, map=stack)
+        return Fitted(method, _scales(column, queries.wrong, parts[1]), values=values, map=stack)
     given = _given(queries, method)
     options = {**_calibrated(method, config), **_ranked(method.options, given)}
     fitted = _fit_form(method, Fuse(method.preset, **options).fit(given), given, config)
@@ -439,24 +442,24 @@ def fit_method(name: str, queries: Queries, config: CalibrateConfig) -> Fitted:
 def _calibrated(method: Method, config: CalibrateConfig) -> dict[str, Any]:
     """What [calibrate] says of a form of FUSE; the options of the row itself win over it.
 
-    A preset that reuses all queries keeps doing so, and the vector fusion keeps its own P(wrong).
+    A preset that reuses all queries keeps doing so.
     """
     usual = resolve(method.preset, dict(method.options))
     found: dict[str, Any] = {"seed": config.seed}
     if usual.threshold_share > 0 and "threshold_share" not in method.options:
         found["threshold_share"] = config.threshold_share
-    if usual.probability != "model":
+    if usual.probability != "model" and "probability" not in method.options:
         found["probability"] = config.probability
     return found
 
 
 def _fit_form(method: Method, fuse: Fuse, queries: Queries, config: CalibrateConfig) -> Fitted:
     """A fitted form of FUSE, read out as the method says."""
-    parts = _parts(len(queries), fuse.options.threshold_share, fuse.options.seed)
+    parts = _parts(queries, fuse.options.threshold_share, fuse.options.seed)
     if method.readout == "u":
-        tune = queries.take(parts[0])
-        u = score_model(fuse.model, tune, fuse.options, warn=False).u
-        return Fitted(method, _scales(u, tune.wrong), fuse)
+        held = queries.take(parts[1])
+        u = score_model(fuse.model, held, fuse.options, warn=False).u
+        return Fitted(method, _scales(u, held.wrong), fuse)
     scores = score_model(fuse.model, queries, fuse.options, warn=False)
     learn = LEARNERS.get(method.readout)
     map_ = None if learn is None else learn(fuse, scores, queries, parts[0])
@@ -466,7 +469,7 @@ def _fit_form(method: Method, fuse: Fuse, queries: Queries, config: CalibrateCon
     kind = config.probability if own == "model" else own  # which is not of this readout
     values = _values(u, queries.wrong, parts, kind, map_)
     values = replace(values, coverage=method.quantile or config.quantile)
-    return replace(fitted, scales=_scales(u, queries.wrong, parts[0]), values=values)
+    return replace(fitted, scales=_scales(u, queries.wrong, parts[1]), values=values)
 
 
 def _given(queries: Queries, method: Method) -> Queries:
@@ -474,7 +477,8 @@ def _given(queries: Queries, method: Method) -> Queries:
     if method.uses == "evidence":
         return replace(queries, prior={}, inputs={})
     if resolve(method.preset, dict(method.options)).fusion == "scalar":
-        return replace(queries, prior={"s": queries.s} if queries.prior else {})
+        prior = {"s": queries.s} if queries.prior else {}
+        return replace(queries, prior=prior, inputs={}, evidence={})
     return queries
 
 
@@ -489,17 +493,14 @@ def _ranked(options: Mapping[str, Any], queries: Queries) -> dict[str, Any]:
 Parts = tuple[Any, Any]  # rows to learn on and rows for thresholds; all and all at share 0
 
 
-def _parts(size: int, share: float, seed: int) -> Parts:
-    """The split that Fuse makes with the same share and seed."""
-    order = np.random.default_rng(seed).permutation(size)
-    n_apart = round(share * size)
-    n_apart = n_apart if size - n_apart >= 3 else 0
-    tune = np.sort(order[n_apart:])
-    return tune, np.sort(order[:n_apart]) if n_apart else tune
+def _parts(queries: Queries, share: float, seed: int) -> Parts:
+    """The division that Fuse makes with the same share and seed."""
+    tune, held = divide(queries.units or queries.ids, share, seed)
+    return tune, held if len(held) else tune
 
 
-def _scales(u: FloatArray, wrong: BoolArray, tune: Any = slice(None)) -> Scales:
-    u, wrong = u[tune], wrong[tune]
+def _scales(u: FloatArray, wrong: BoolArray, held: Any = slice(None)) -> Scales:
+    u, wrong = u[held], wrong[held]
     both = bool(wrong.any()) and not bool(wrong.all())
     varies = float(np.ptp(u)) > 0.0
     return Scales(
@@ -525,8 +526,12 @@ def _values(
     if isinstance(learnt, GlobalTuning):
         score_map = learnt.link
     elif learnt is None:
-        score_map = probability.fit_score_map(kind, u[tune], wrong[tune])
-    return Values(np.sort(u[tune]), u[held], wrong[held], held is not tune, score_map)
+        score_map = probability.fit_score_map(kind, u[held], wrong[held])
+    order = np.argsort(u[tune], kind="stable")
+    return Values(
+        u[tune][order], u[held], wrong[held], held is not tune, score_map,
+        tuning_wrong=wrong[tune][order],
+    )  # fmt: skip
 
 
 def _learn_logistic(fuse: Fuse, scores: Scores, queries: Queries, tune: Any) -> LogisticScore:

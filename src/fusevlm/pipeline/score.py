@@ -8,8 +8,9 @@ and without hidden states where nobody needs them.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,8 @@ from fusevlm.pipeline.data import CALIBRATION, read_asked
 from fusevlm.pipeline.run import Work
 from fusevlm.pipeline.semantics import read_semantics
 from fusevlm.scores import SCORES, compute_scores, needs_of
+from fusevlm.scores.agreement import complement_column, rephrasing_column
+from fusevlm.scores.likelihood import margin_column
 from fusevlm.store import read_json, read_parquet, save_json, save_parquet
 from fusevlm.store.generations import read_embeddings, read_generations
 from fusevlm.store.runs import SECONDS, require
@@ -137,13 +140,37 @@ def read_scored(
     """The table with the columns and labels of the finished stage; and why scores are absent."""
     folder = require(run, "score")
     table, labels = read_parquet(folder / TABLE, REDO), read_parquet(folder / LABELS, REDO)
-    queries, _ = read_table(run, config, states=states)
+    needs = (states or set()) | evidence_needs(config.calibrate.evidence)
+    queries, _ = read_table(run, config, states=needs)
     if list(queries.ids) != table.pop("query_id"):
         raise ArtefactError(f"{folder} is not of these queries. {REDO}")
     scores = {name: np.array(values, dtype=np.float64) for name, values in table.items()}
     absent = read_json(folder / ABSENT, REDO)
     wrong = None if None in labels["wrong"] else np.array(labels["wrong"], dtype=np.bool_)
-    return replace(queries, wrong=wrong, columns={**queries.columns, **scores}), absent
+    queries = replace(queries, wrong=wrong, columns={**queries.columns, **scores})
+    return replace(queries, evidence=further_evidence(queries, config.calibrate.evidence)), absent
+
+
+def further_evidence(queries: Queries, names: Sequence[str]) -> dict[str, FloatArray]:
+    """The evidence that calibrate.evidence names, NaN where a query was not asked for it."""
+    return {name: EVIDENCE.get(name, partial(_score_column, name=name))(queries) for name in names}
+
+
+def _score_column(queries: Queries, name: str) -> FloatArray:
+    return np.asarray(queries.column(name, "calibrate.evidence"), dtype=np.float64)
+
+
+EVIDENCE: dict[str, Callable[[Queries], FloatArray]] = {
+    "complement": complement_column,
+    "rephrasing": rephrasing_column,
+    "margin": margin_column,
+}
+
+
+def evidence_needs(names: Sequence[str]) -> set[str]:
+    """What must be read for some further evidence."""
+    needs = {"complement": "complement", "rephrasing": "rephrasings"}
+    return {needs[name] for name in names if name in needs}
 
 
 def _prior(

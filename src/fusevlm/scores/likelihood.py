@@ -64,6 +64,18 @@ def g_nll(queries: Queries) -> FloatArray:
     return np.array([-float(np.sum(row)) for row in given(queries, "answer_logprobs")])
 
 
+def margin_column(queries: Queries) -> FloatArray:
+    """−min_t [ln p(best) − ln p(second best)] of the judged answer: evidence for FUSE.
+
+    How near another answer came at its weakest token. Where the model has only two answers it says
+    the same as the surprisal; with many, a likely answer can still have one strong rival.
+    """
+    rows = [one.answer_margins for one in queries.samples]
+    if any(row is None for row in rows):
+        raise InputError("the samples have no answer_margins: a model with logits gives them.")
+    return -np.array([float(np.min(row)) for row in rows])
+
+
 def ln_entropy(queries: Queries) -> FloatArray:
     """−(1/n) Σ_i (1/L_i) Σ_t ln p_it: length-normalised entropy (Malinin & Gales)."""
     table = sequences(queries)
