@@ -16,7 +16,6 @@ from fusevlm.data.pictures import CLEAN, CORRUPTIONS, SEVERITIES, as_image, corr
 from fusevlm.data.questions import by_kind, draw, make_query, package_questions
 from fusevlm.data.questions import derived_questions as derived
 from fusevlm.data.scenes import COLORS, SHAPES, Scene, read_pixels
-from fusevlm.errors import FuseError
 from fusevlm.models.huggingface import HuggingFace
 from fusevlm.models.towers import Towers
 from fusevlm.priors.gp.adapter import GpAdapter
@@ -96,25 +95,24 @@ def accuracies(model: Any, queries: Sequence[Query]) -> dict[str, Any]:
 def distinct(backend: HuggingFace, queries: Sequence[Query], n: int = 10) -> dict[str, Any]:
     """Mean number of different answers among n samples at temperature 1.
 
-    By severity (nothing else new about the query), and by condition (clean pictures).
+    By severity (nothing else new about the query), and by condition (clean pictures). Queries to
+    which it said nothing are left out.
     """
-    found = []
-    for generation in _sampled(backend, queries, n):
-        found.append(float(generation.n_distinct))
-    values = np.array(found)
-    level = np.array([q.metadata["severity"] for q in queries])
-    named = np.array([condition(q) for q in queries])
+    found = list(_sampled(backend, queries, n))
+    answered = [query for query, one in zip(queries, found, strict=True) if one is not None]
+    values = np.array([float(one.n_distinct) for one in found if one is not None])
+    level = np.array([q.metadata["severity"] for q in answered])
+    named = np.array([condition(q) for q in answered])
     return {
         "severity": counted(values[named == KNOWN], level[named == KNOWN].tolist()),
         "clean_condition": counted(values[level == 0], named[level == 0].tolist()),
     }
 
 
-def _sampled(backend: HuggingFace, queries: Sequence[Query], n: int) -> Iterator[Samples]:
+def _sampled(backend: HuggingFace, queries: Sequence[Query], n: int) -> Iterator[Samples | None]:
+    """Samples of each query; None where the model said nothing, as to some unseen phrasings."""
     for start in range(0, len(queries), SAMPLED):
         for generation in backend.sample(queries[start : start + SAMPLED], n, np.ones(n), 0):
-            if generation.samples is None:
-                raise FuseError(f"{generation.query_id}: {generation.error}")
             yield generation.samples
 
 
@@ -125,7 +123,7 @@ def returned(asker: HuggingFace, model: Any, queries: Sequence[Query]) -> dict[s
     the answerer with the same picture.
     """
     given = [replace(q, question=q.references[0]) for q in queries]
-    written = [samples.answer or "" for samples in _sampled(asker, given, 1)]
+    written = ["" if one is None else one.answer or "" for one in _sampled(asker, given, 1)]
     again = [replace(q, question=text) for q, text in zip(queries, written, strict=True)]
     right = is_right(model, again)
     shown = range(0, len(queries), max(1, len(queries) // 8))

@@ -9,8 +9,8 @@ question, questions about one image) share beyond the kernel. f is written in at
 φ(x) = L⁻¹k(z, x), where z are some of the queries and LLᵀ = k(z, z): a Bayesian linear regression,
 whose evidence chooses length, a and υ. Every query has a mean and a variance; far from all labelled
 inputs they go back to 0 and a·σ². The calibration rows get the values of a fit without their own
-unit, in closed form: with rows whitened for υ and A = ΦᵀΦ + I/a, leaving out the rows B of a unit is
-a change of rank |B| of A⁻¹ (the matrix inversion lemma).
+unit, in closed form: with rows whitened for υ and A = ΦᵀΦ + I/a, leaving out the rows B of a unit
+is a change of rank |B| of A⁻¹ (the matrix inversion lemma).
 
 It is silent with fewer than 100 labels, and where the evidence for it is weak: there it hurts
 (measured; see docs/experiments.md).
@@ -32,7 +32,7 @@ FEATURES = 256
 COMPONENTS = 32  # principal ones of each kind of input
 LENGTHS = (0.5, 1.0, 2.0)  # in units of the inputs' own spread
 AMPLITUDES = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0)  # a/σ²
-SHARED = (0.0, 0.3, 1.0, 3.0)  # υ
+SHARED = (0.0, 0.3, 1.0, 3.0, 10.0, 100.0, 1000.0)  # υ
 
 
 @dataclass(frozen=True)

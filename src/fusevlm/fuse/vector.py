@@ -17,8 +17,9 @@ for which the likelihood is N(k_e·u, C_ee − k_e·k_eᵀ). What a query was no
 integrated out: the rows and columns of k and C are left out. Where a prior statistic is itself
 uncertain, by ``spread`` on the scale of m0, σ0² grows by what exceeds its mean on calibration.
 
-Few labels: the noise of k has the variance π(1−π)/φ(t)²/N in every direction of C. So
-``p·π(1−π)/φ²/N`` is added to the variances: directions that hardly vary then cannot claim weight.
+Few labels: N of them leave noise of variance ν·C in k, ν = π(1−π)/φ(t)²/N. If p standardised weights
+C⁻¹k share a total of R² = 0.4 evenly, their posterior mean is (C + (p·ν/0.4)·I)⁻¹k: that is added to
+the variances, and directions that hardly vary cannot claim weight.
 
 Differs from the paper: (n, a, τ²) come from calibration queries instead of a Wishart model.
 """
@@ -40,6 +41,7 @@ logger = logging.getLogger(__name__)
 
 VARIANCE_GUARD = 0.02  # added to the measured variances of standardised values
 MAX_R2 = 0.9  # no evidence may claim to explain more of u than this
+USUAL_R2 = 0.4  # of u that all columns explain together, for the ridge on their weights
 MIN_PER_CLASS = 10  # fewer right or wrong labels than this cannot set the weights
 TYPICAL_CORRELATION = 0.55  # of the leading evidence with u when there are no labels
 LEAST_SHARE = 0.5  # of σ0² that remains where a prior statistic is surer than it usually is
@@ -211,7 +213,7 @@ def _biserial_weights(
     """(k, C) with their guards: variances are raised (see the module), and R² is capped at 0.9."""
     k = np.array([_biserial(column, wrong) for column in x.T])
     pi = (float(wrong.sum()) + 0.5) / (len(wrong) + 1)
-    few = len(k) * pi * (1 - pi) / _density(pi) ** 2 / len(wrong)
+    few = len(k) * pi * (1 - pi) / _density(pi) ** 2 / len(wrong) / USUAL_R2
     C = C + (VARIANCE_GUARD + few) * np.eye(len(k))
     if sources == "independent":
         C[:n_prior, n_prior:] = np.outer(k[:n_prior], k[n_prior:])

@@ -1,0 +1,152 @@
+"""The competence prior against a Gaussian process typed out, refits, and worlds with known truth."""
+
+import numpy as np
+import pytest
+
+from fusevlm.fuse import competence
+from fusevlm.fuse.competence import fit_competence, fit_projection
+
+
+def world(size, seed=0, per_unit=2, strength=2.0):
+    """Two kinds of inputs; answers are wrong where the first one's leading direction is large."""
+    rng = np.random.default_rng(seed)
+    centres = rng.standard_normal((size // per_unit, 6)) * [3, 1, 1, 1, 1, 1]
+    x = np.repeat(centres, per_unit, axis=0)
+    inputs = {
+        "image": x + 0.1 * rng.standard_normal(x.shape),
+        "text": rng.standard_normal((size, 4)),
+    }
+    wrong = rng.random(size) < 1 / (1 + np.exp(1.0 - strength * x[:, 0] / 3))
+    return inputs, wrong, [f"u{k}" for k in np.repeat(np.arange(size // per_unit), per_unit)]
+
+
+def gaussian_process(model, x, r, units, at):
+    """Exact GP regression with a random effect of the units, from its definition."""
+
+    def kernel(a, b):
+        d2 = ((a[:, None] - b[None]) ** 2).sum(axis=2)
+        return model.amplitude * model.noise * np.exp(-d2 / 2 / model.length**2)
+
+    same = np.array(units)[:, None] == np.array(units)[None]
+    K = kernel(x, x) + model.noise * (np.eye(len(x)) + model.shared * same)
+    gain = kernel(at, x) @ np.linalg.inv(K)
+    prior = model.amplitude * model.noise
+    return gain @ r, prior - np.einsum("nm,nm->n", gain, kernel(at, x))
+
+
+def placed(model, inputs):
+    return np.hstack([p(inputs[name]) for name, p in model.projections.items()])
+
+
+def scaled(wrong):
+    return (wrong - wrong.mean()) / wrong.std()
+
+
+def test_with_as_many_features_as_queries_it_is_the_exact_process():
+    inputs, wrong, units = world(200)
+    found = fit_competence(inputs, wrong, units)
+    new, _, _ = world(60, seed=1)
+    at = placed(found.model, new)
+    mean, variance = gaussian_process(
+        found.model, placed(found.model, inputs), scaled(wrong), units, at
+    )
+    got_mean, got_variance = found.model.predict(new)
+    np.testing.assert_allclose(got_mean, mean, atol=1e-3)
+    np.testing.assert_allclose(got_variance, variance, atol=1e-3)
+
+
+def test_calibration_rows_are_those_of_a_fit_without_their_unit():
+    inputs, wrong, units = world(160)
+    found = fit_competence(inputs, wrong, units)
+    x, r = placed(found.model, inputs), scaled(wrong)
+    for unit in ("u0", "u7", "u79"):
+        own = np.array(units) == unit
+        rest = [u for u in units if u != unit]
+        mean, variance = gaussian_process(found.model, x[~own], r[~own], rest, x[own])
+        np.testing.assert_allclose(found.mean[own], mean, atol=2e-3)
+        np.testing.assert_allclose(found.variance[own], variance, atol=2e-3)
+
+
+def test_it_ranks_new_queries_and_its_own_rows_alike():
+    inputs, wrong, units = world(800)
+    found = fit_competence(inputs, wrong, units)
+    new, later, _ = world(2000, seed=1)
+
+    def auroc(score, y):
+        return np.mean(score[y][:, None] > score[~y][None])
+
+    fresh = auroc(found.model.predict(new)[0], later)
+    assert fresh > 0.75
+    assert auroc(found.mean, wrong) == pytest.approx(fresh, abs=0.05)
+
+
+def test_far_from_all_it_has_seen_it_knows_nothing():
+    inputs, wrong, units = world(300)
+    model = fit_competence(inputs, wrong, units).model
+    far = {name: rows[:5] + 1000.0 for name, rows in inputs.items()}
+    mean, variance = model.predict(far)
+    np.testing.assert_allclose(mean, 0.0, atol=1e-9)
+    np.testing.assert_allclose(variance, model.amplitude * model.noise)
+    assert variance[0] > model.predict(inputs)[1].max()
+
+
+@pytest.mark.parametrize("size", [40, 98])
+def test_it_is_silent_with_few_labels(size):
+    inputs, wrong, units = world(size)
+    assert fit_competence(inputs, wrong, units) is None
+
+
+def test_it_is_silent_where_the_inputs_say_nothing():
+    silent = 0
+    for seed in range(20):
+        inputs, wrong, units = world(200, seed=seed, strength=0.0)
+        silent += fit_competence(inputs, wrong, units) is None
+    assert silent >= 18
+
+
+def test_it_is_silent_with_one_class():
+    inputs, wrong, units = world(200)
+    assert fit_competence(inputs, np.zeros_like(wrong), units) is None
+
+
+def test_what_copies_share_is_not_taken_for_competence():
+    """Labels that are one coin per unit, copies of it at the same place: nothing to learn."""
+    rng = np.random.default_rng(0)
+    silent = 0
+    for _ in range(10):
+        x = np.repeat(rng.standard_normal((60, 5)), 6, axis=0)
+        wrong = np.repeat(rng.random(60) < 0.4, 6)
+        units = [f"u{k}" for k in np.repeat(np.arange(60), 6)]
+        silent += fit_competence({"x": x}, wrong, units) is None
+    assert silent >= 9
+
+
+def test_a_projection_keeps_the_leading_directions_at_length_one():
+    rng = np.random.default_rng(0)
+    rows = rng.standard_normal((400, 50)) * np.r_[np.full(5, 10.0), np.full(45, 0.1)] + 3.0
+    project = fit_projection(rows)
+    kept = project(rows)
+    assert kept.shape == (400, competence.COMPONENTS)
+    assert np.mean(np.sum(kept**2, axis=1)) == pytest.approx(1.0)
+    assert fit_projection(rows[:20]).axes.shape[1] == 5
+    assert fit_projection(np.ones((20, 3))).axes.shape[1] == 0
+
+
+def test_the_evidence_is_that_of_the_gaussian():
+    """The chosen hyper-parameters against scipy's density, by brute force over the same grid."""
+    from itertools import product
+
+    from scipy.stats import multivariate_normal
+
+    inputs, wrong, units = world(120)
+    found = fit_competence(inputs, wrong, units).model
+    x, r = placed(found, inputs), scaled(wrong)
+    same = np.array(units)[:, None] == np.array(units)[None]
+    d2 = ((x[:, None] - x[None]) ** 2).sum(axis=2)
+    best = {}
+    lengths = [length * np.sqrt(2) for length in competence.LENGTHS]
+    for length, a, v in product(lengths, competence.AMPLITUDES, competence.SHARED):
+        K = a * np.exp(-d2 / 2 / length**2) + np.eye(len(r)) + v * same
+        noise = r @ np.linalg.solve(K, r) / len(r)
+        best[length, a, v] = multivariate_normal(cov=noise * K).logpdf(r)
+    assert max(best, key=best.get) == (found.length, found.amplitude, found.shared)
