@@ -30,7 +30,7 @@ from fusevlm.fuse import probability, thresholds
 from fusevlm.maths.logistic import choose_ridge, fit_linear, unit_folds
 from fusevlm.pipeline.measure import holm
 from fusevlm.render.text import layout
-from fusevlm.scores import SCORES, label_free
+from fusevlm.scores import label_free
 
 Floats = np.ndarray[Any, Any]
 RISKS, DELTA = (0.05, 0.1), 0.1
@@ -314,10 +314,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     seeds, labels = [load(path) for path in given.files], [path.stem for path in given.files]
     for label, columns in zip(labels, seeds, strict=True):
         n = int(columns.fit.sum())
-        print(f"{label}: {n} calibration and {len(columns) - n} other queries, "
-              f"{columns.wrong[~columns.fit].mean():.3f} wrong, {len(columns.scores)} scores, prior "
-              f"{', '.join(columns.prior)}; evidence {', '.join(columns.evidence)}; inputs "
-              f"{', '.join(columns.inputs)}")  # fmt: skip
+        print(
+            f"{label}: {n} calibration and {len(columns) - n} other queries, "
+            f"{columns.wrong[~columns.fit].mean():.3f} wrong, {len(columns.scores)} scores; prior "
+            f"{', '.join(columns.prior)}; evidence {', '.join(columns.evidence)}; inputs "
+            f"{', '.join(columns.inputs)}"
+        )
     blocks = {
         "ablations": lambda: report_ablations(seeds, labels),
         "severities": lambda: report_severities(seeds, given.boot),

@@ -188,17 +188,6 @@ class Assistant:
             _chosen(inputs, fitted.input_widths, "input"),
         )
 
-
-def _chosen(given: Mapping[str, Any], names: Iterable[str], what: str) -> dict[str, Any]:
-    """What the fit had, of what there is of a question."""
-    for name in names:
-        if name not in given:
-            raise InputError(
-                f"the fit has the {what} {name!r}, and of a question asked there is only "
-                f"{', '.join(given)}. Score with Fuse.score, which takes what you have."
-            )
-    return {name: given[name] for name in names}
-
     def further(self, query: Query, samples: Samples) -> dict[str, list[float]]:
         """Evidence of the fit for which the model is asked more, as the stage semantics asks it.
 
@@ -216,6 +205,17 @@ def _chosen(given: Mapping[str, Any], names: Iterable[str], what: str) -> dict[s
         )  # no pair is judged
         (known,) = find_semantics(tools, [(query, samples)], {COMPLEMENT})
         return {COMPLEMENT: [float("nan") if known.complement is None else known.complement]}
+
+
+def _chosen(given: Mapping[str, Any], names: Iterable[str], what: str) -> dict[str, Any]:
+    """What the fit had, of what there is of a question."""
+    for name in names:
+        if name not in given:
+            raise InputError(
+                f"the fit has the {what} {name!r}, and of a question asked there is only "
+                f"{', '.join(given)}. Score with Fuse.score, which takes what you have."
+            )
+    return {name: given[name] for name in names}
 
 
 def load(source: str | os.PathLike[str] = EMBEDDED) -> Assistant:

@@ -231,6 +231,7 @@ class EvaluateConfig:
     """Risk, intervals, and the columns by which tables are cut."""
 
     risk: Annotated[float, FRACTION] = 0.05
+    risks: tuple[float, ...] = (0.05, 0.1)  # at which the table tells the certified coverage
     delta: Annotated[float, FRACTION] = 0.1
     bootstrap: Annotated[int, Whole(1)] = 1000
     level: Annotated[float, FRACTION] = 0.95

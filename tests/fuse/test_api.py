@@ -339,24 +339,3 @@ def test_the_only_statistic_of_a_table(world):
     with pytest.raises(InputError, match="have 2: a, b"):
         _ = dataclasses.replace(world, prior={"a": world.s, "b": world.s}).s
     assert isinstance(world, Queries)
-
-
-def test_a_fit_of_the_first_schema_is_read(tmp_path, world, new):
-    """Written as version 1 wrote it: ``uses_s``, no hashes, options under their old names."""
-    for with_s in (True, False):
-        table = world if with_s else dataclasses.replace(world, prior={})
-        fresh = new if with_s else dataclasses.replace(new, prior={})
-        fuse, folder = Fuse(normalize="none", alpha="tuned").fit(table), tmp_path / str(with_s)
-        fuse.save(folder)
-        head = json.loads((folder / "fuse.json").read_text())
-        saved = head["content"]["fields"]
-        for name in ("statistics", "input_widths", "labelled", "seen"):
-            saved["model"]["fields"].pop(name)
-        saved["model"]["fields"]["uses_s"] = with_s
-        saved["options"]["fields"] |= {"normalize": False, "alpha": "grid"}
-        saved["threshold_data"]["fields"].pop("seen")
-        (folder / "fuse.json").write_text(json.dumps({**head, "schema_version": 1}))
-        again = Fuse.load(folder)
-        same_scores(fuse.score(fresh), again.score(fresh))
-        assert again.threshold() == fuse.threshold()
-        assert again.model.labelled

@@ -1,4 +1,4 @@
-"""The competence prior against a Gaussian process typed out, refits, and worlds with known truth."""
+"""The competence prior against a Gaussian process typed out, and in worlds of known truth."""
 
 import numpy as np
 import pytest

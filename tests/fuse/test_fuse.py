@@ -113,7 +113,7 @@ def test_paper_evidence_is_the_literal_formula(world, held_out, normalize):
 
 
 def test_practical_probability_is_the_tail_of_the_posterior(world, held_out):
-    fuse = Fuse(normalize="none").fit(world.samples, world.wrong, s=world.s)
+    fuse = Fuse(normalize="none", probability="model").fit(world.samples, world.wrong, s=world.s)
     x = fuse.score(held_out.samples, s=held_out.s)
     p = fuse.predict_proba(held_out.samples, s=held_out.s)
     np.testing.assert_allclose(p, stats.norm.sf(fuse.model.vector.t, x.m_post, x.sigma_post))
@@ -222,7 +222,7 @@ def test_a_prior_that_takes_over_is_announced(world, caplog):
 def test_drift_is_announced_and_marked(world, held_out, caplog):
     fuse = Fuse(normalize="none").fit(world.samples, world.wrong, s=world.s)
     s = held_out.s.copy()
-    s[0] = 40.0
+    s[:8] = 40.0
     with caplog.at_level(logging.WARNING):
         x = fuse.score(held_out.samples, s=s)
     assert "drift: s of" in caplog.text
@@ -256,7 +256,7 @@ def test_extra_evidence_enters_by_name(world, held_out):
     )
     new = held_out.wrong + 0.3 * rng.standard_normal(250)
     x = fuse.score(held_out.samples, s=held_out.s, extra={"semantic_entropy": new})
-    assert set(x.parts) == {"surprisal", "logdet", "semantic_entropy"}
+    assert set(x.parts) == {"surprisal", "log_surprisal", "logdet", "semantic_entropy"}
     assert x.shares["semantic_entropy"][0] > x.shares["logdet"][0]
     assert metrics.auroc(x.u, held_out.wrong) > 0.97
     with pytest.raises(InputError, match="'semantic_entropy', which these queries lack"):
@@ -392,7 +392,7 @@ def test_foreign_and_damaged_folders_are_refused(tmp_path, world, monkeypatch):
     with pytest.raises(ArtefactError, match=r"schema version 0.*Refit"):
         Fuse.load(folder)
     monkeypatch.setattr(
-        "fusevlm.fuse.estimator.MIGRATIONS", {0: lambda old: {**old, "schema_version": 2}}
+        "fusevlm.fuse.estimator.MIGRATIONS", {0: lambda old: {**old, "schema_version": 3}}
     )
     assert isinstance(Fuse.load(folder), Fuse)
     rewrite(kind="somebody's")

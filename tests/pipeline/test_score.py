@@ -84,7 +84,7 @@ def test_the_judged_answers_states_are_read_alone_where_they_are_needed(small):
 
 
 def test_inputs_are_of_the_queries_that_are_left(tmp_path):
-    """Vectors of image and question always; states of the prompt with other states, of all or none."""
+    """Vectors of image and question always; prompt states with other states, of all or none."""
     config, world = make_run(tmp_path, sizes=(6, 4), errors={1: "torn"}, unembedded=[7])
     run_stages(tmp_path, config, only="semantics")
     left = [0, 2, 3, 4, 5, 6, 8, 9]
@@ -117,20 +117,20 @@ def test_the_prior_is_s_and_the_statistics_beside_it(tmp_path):
     np.testing.assert_array_equal(queries.prior["s"], -world.s)
     np.testing.assert_array_equal(queries.prior["s_text"], 2 * world.s)
     assert list(queries.prior) == ["s", "s_text"]
-    with pytest.raises(InputError, match="adapter.statistics names 's_image'"):
+    with pytest.raises(InputError, match=r"adapter\.statistics names 's_image'"):
         read_table(tmp_path, change_config(config, ['adapter.statistics=["s_image"]']))
 
 
 def test_scalar_forms_are_given_s_alone_and_evidence_forms_nothing(small):
-    root, config, world = small
+    root, config, _ = small
 
     def add(columns):
         columns["s_text"] = columns["s"][::-1]
 
     rewrite(root / "adapter" / STATISTICS, add)
-    for redone in ("adapter",):
-        runs.write_manifest(root, replace(runs.read_manifest(root, redone), settings={
-            **runs.read_manifest(root, redone).settings, "adapter.statistics": ["s_text"]}))  # fmt: skip
+    done = runs.read_manifest(root, "adapter")
+    settings = {**done.settings, "adapter.statistics": ["s_text"]}
+    runs.write_manifest(root, replace(done, settings=settings))
     changes = [
         'adapter.statistics=["s_text"]', 'calibrate.methods=["paper","practical","evidence-only"]',
     ]  # fmt: skip

@@ -110,7 +110,7 @@ def is_denial(question: str) -> bool:
 
 @cache
 def read_scenes(part: str, *, kept_back: bool = False) -> tuple[Scene, ...]:
-    """All usable images of the package's ``train`` or ``test`` part; or those ``kept_back`` of it."""
+    """All usable images of the package's ``train`` or ``test`` part, or those ``kept_back``."""
     checks.choice(part, "part", ("train", "test"))
     package: Any = checks.extra("easy_vqa", "the embedded data", "embedded")
     hidden = reserved() if part == "test" else frozenset()

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fusevlm.checks import BoolArray, FloatArray
+from fusevlm.checks import BoolArray, FloatArray, IntArray
 
 NAME = "competence"
 LEAST_LABELS = 100
@@ -93,7 +93,7 @@ def fit_competence(
         return None
     y = wrong.astype(np.float64)
     r = (y - y.mean()) / y.std()
-    groups = np.unique(np.asarray(units), return_inverse=True)[1]
+    groups = np.unique(np.asarray(units), return_inverse=True)[1].astype(np.int64)
     chosen = np.random.default_rng(seed).permutation(len(place))[:FEATURES]
     best: tuple[float, ...] = (-np.inf,)
     for length in LENGTHS:
@@ -111,7 +111,7 @@ def fit_competence(
     root = _root(place[chosen], length)
     features = _features(place, place[chosen], root, length)
     F, white = _whitened(features, groups, shared), _whitened(r[:, None], groups, shared)[:, 0]
-    covariance = np.linalg.inv(F.T @ F + np.eye(F.shape[1]) / amplitude)
+    covariance = np.asarray(np.linalg.inv(F.T @ F + np.eye(F.shape[1]) / amplitude), np.float64)
     weights = covariance @ (F.T @ white)
     model = Competence(
         projections, place[chosen], root, length, amplitude, shared, noise, weights, covariance,
@@ -144,7 +144,7 @@ def _features(x: FloatArray, points: FloatArray, root: FloatArray, length: float
     return np.asarray(_kernel(x, points, length) @ root.T)
 
 
-def _whitened(rows: FloatArray, groups: FloatArray, shared: float) -> FloatArray:
+def _whitened(rows: FloatArray, groups: IntArray, shared: float) -> FloatArray:
     """Rows times (I + υ·11ᵀ)^(−½) within each unit: their noise is then independent."""
     if shared == 0.0:
         return rows
@@ -156,7 +156,7 @@ def _whitened(rows: FloatArray, groups: FloatArray, shared: float) -> FloatArray
 
 
 def _evidence(
-    features: FloatArray, r: FloatArray, groups: FloatArray, shared: float
+    features: FloatArray, r: FloatArray, groups: IntArray, shared: float
 ) -> tuple[float, float, float]:
     """The largest log evidence over the amplitudes, with that amplitude and σ²."""
     F, white = _whitened(features, groups, shared), _whitened(r[:, None], groups, shared)[:, 0]
@@ -173,7 +173,7 @@ def _evidence(
 
 
 def _log_evidence(
-    explained: FloatArray, log_det: FloatArray, r: FloatArray, groups: FloatArray, shared: float
+    explained: FloatArray, log_det: FloatArray, r: FloatArray, groups: IntArray, shared: float
 ) -> tuple[float, float]:
     """log N(r; 0, σ²(ΦaΦᵀ + I + υ·11ᵀ)) at its best σ², up to a constant; and that σ²."""
     white = _whitened(r[:, None], groups, shared)[:, 0]
@@ -183,7 +183,7 @@ def _log_evidence(
 
 
 def _left_out(
-    model: Competence, features: FloatArray, F: FloatArray, white: FloatArray, groups: FloatArray
+    model: Competence, features: FloatArray, F: FloatArray, white: FloatArray, groups: IntArray
 ) -> tuple[FloatArray, FloatArray]:
     """Mean and variance of f at each row from a fit without the rows of its unit."""
     missed = np.maximum(1.0 - np.einsum("nm,nm->n", features, features), 0.0)

@@ -23,7 +23,7 @@ from fusevlm.types import Decisions, Queries, Samples, Scores, display, display_
 
 logger = logging.getLogger(__name__)
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 MANIFEST = "fuse.json"
 
 RULES: dict[str, Callable[..., Threshold]] = {
@@ -78,24 +78,7 @@ _CLASSES: dict[str, type] = {
 }
 
 
-def _from_1(head: dict[str, Any]) -> dict[str, Any]:
-    """Schema 1: at most one prior statistic, no hashes of queries, two options otherwise named."""
-    saved = head["content"]["fields"]
-    model = saved["model"]["fields"]
-    one = [1.0] * bool(model.pop("uses_s"))
-    names, mean, sd = ({"tuple": v} for v in (["s"] * len(one), [0.0] * len(one), one))
-    model["statistics"] = {
-        "type": "Statistics",
-        "fields": {"names": names, "mean": mean, "sd": sd},
-    }
-    chosen = saved["options"]["fields"]
-    chosen["normalize"] = "before" if chosen["normalize"] else "none"
-    chosen["alpha"] = "tuned" if chosen["alpha"] == "grid" else chosen["alpha"]
-    model |= {"input_widths": {"map": {}}, "labelled": saved["threshold_data"] is not None}
-    return {**head, "schema_version": 2}
-
-
-MIGRATIONS: dict[int, store.Migration] = {1: _from_1}
+MIGRATIONS: dict[int, store.Migration] = {}  # before 3 the vector fusion had other constants
 
 
 def divide(units: Sequence[str], share: float, seed: int) -> tuple[IntArray, IntArray]:

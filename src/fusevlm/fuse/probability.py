@@ -92,8 +92,9 @@ def fit_score_map(
         return fit_min_max(u)
     if wrong is None:
         raise InputError(f"probability={kind!r} needs labels: pass wrong=... to fit().")
-    fits = {"platt": fit_platt, "beta": fit_beta, "isotonic": fit_isotonic}
-    return fits[kind](u, wrong)
+    if kind == "isotonic":
+        return fit_isotonic(u, wrong)
+    return fit_beta(u, wrong) if kind == "beta" else fit_platt(u, wrong)
 
 
 def fit_beta(u: FloatArray, wrong: BoolArray) -> Beta:

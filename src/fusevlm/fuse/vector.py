@@ -17,9 +17,9 @@ for which the likelihood is N(k_e·u, C_ee − k_e·k_eᵀ). What a query was no
 integrated out: the rows and columns of k and C are left out. Where a prior statistic is itself
 uncertain, by ``spread`` on the scale of m0, σ0² grows by what exceeds its mean on calibration.
 
-Few labels: N of them leave noise of variance ν·C in k, ν = π(1−π)/φ(t)²/N. If p standardised weights
-C⁻¹k share a total of R² = 0.4 evenly, their posterior mean is (C + (p·ν/0.4)·I)⁻¹k: that is added to
-the variances, and directions that hardly vary cannot claim weight.
+Few labels: N of them leave noise of variance ν·C in k, ν = π(1−π)/φ(t)²/N. If the weights C⁻¹k of p
+columns share a total of R² = 0.4 evenly, their posterior mean is (C + (p·ν/0.4)·I)⁻¹k: that is
+added to the variances, and directions that hardly vary cannot claim weight.
 
 Differs from the paper: (n, a, τ²) come from calibration queries instead of a Wishart model.
 """
@@ -213,7 +213,8 @@ def _biserial_weights(
     """(k, C) with their guards: variances are raised (see the module), and R² is capped at 0.9."""
     k = np.array([_biserial(column, wrong) for column in x.T])
     pi = (float(wrong.sum()) + 0.5) / (len(wrong) + 1)
-    few = len(k) * pi * (1 - pi) / _density(pi) ** 2 / len(wrong) / USUAL_R2
+    varying = int(np.sum(np.diag(C) > 0.5))  # 1, or 0 of a constant
+    few = varying * pi * (1 - pi) / _density(pi) ** 2 / len(wrong) / USUAL_R2
     C = C + (VARIANCE_GUARD + few) * np.eye(len(k))
     if sources == "independent":
         C[:n_prior, n_prior:] = np.outer(k[:n_prior], k[n_prior:])

@@ -6,7 +6,7 @@ One unit of resampling for all of them: ``queries.units``, as the dataset decide
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, TypedDict
 
 import numpy as np
@@ -35,7 +35,7 @@ WHOLE = "all"  # the slice of all queries
 EVERY = (
     "auroc", "tpr_at_fpr_0.1", "tpr_at_fpr_0.05", "tpr_at_fpr_0.01", "tpr_right_at_fpr_0.1",
     "tpr_right_at_fpr_0.05", "tpr_right_at_fpr_0.01", "pearson_calibration",
-    "spearman_calibration", "ece", "ece_platt", "ece_min_max", "aurac",
+    "spearman_calibration", "ece", "ece_platt", "ece_min_max", "brier", "aurac",
 )  # fmt: skip
 IN_SLICES = ("auroc", "aurac", "ece")
 FINER = 10  # times as many resamples for a difference: Holm multiplies its smallest p by the rows
@@ -57,6 +57,7 @@ class Outcome:
     applied: Applied
     thresholds: dict[str, Threshold]
     answered: dict[str, BoolArray]
+    certified: dict[float, BoolArray] = field(default_factory=dict)  # by risk, with the guarantee
 
 
 def outcome_of(method: Fitted, queries: Queries, config: EvaluateConfig) -> Outcome:
@@ -64,7 +65,11 @@ def outcome_of(method: Fitted, queries: Queries, config: EvaluateConfig) -> Outc
     thetas = method.thresholds(config.risk, config.delta)
     applied = method.apply(queries)
     answered = {rule: applied.answers(rule, theta) for rule, theta in thetas.items()}
-    return Outcome(applied, thetas, answered)
+    certified = {}
+    for risk in config.risks if GUARANTEED in thetas else ():
+        theta = method.thresholds(risk, config.delta)[GUARANTEED]
+        certified[risk] = applied.answers(GUARANTEED, theta)
+    return Outcome(applied, thetas, answered, certified)
 
 
 def interval(
@@ -132,6 +137,11 @@ def _in_slice(
                 # base_accuracy is 1 − mean(label): with "not answered" as label, the coverage
                 row[f"coverage_{rule}"] = value("base_accuracy", chosen, ~answered[mask])
                 row[f"risk_{rule}"] = value(risk_of_answered, chosen)
+        for risk in config.risks if name == WHOLE else ():
+            chosen = outcome.certified.get(risk)
+            row[certified_at(risk)] = (
+                None if chosen is None else value("base_accuracy", chosen.astype(float), ~chosen)
+            )
         table[method] = row
     return {
         "slice": name,
@@ -140,6 +150,11 @@ def _in_slice(
         "base_accuracy": value("base_accuracy", np.zeros(len(label))),
         "methods": table,
     }
+
+
+def certified_at(risk: float) -> str:
+    """The entry of the coverage that is certified at a risk."""
+    return f"certified_{risk:g}"
 
 
 def figured(entry: str, applied: Applied) -> tuple[str, dict[str, float], FloatArray | None]:

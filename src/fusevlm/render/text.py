@@ -15,7 +15,9 @@ def results_text(results: Mapping[str, Any]) -> str:
     parts = [
         f"{whole['queries']} test queries; base accuracy {figure(whole['base_accuracy'])}\n"
         f"in brackets: {level} bootstrap interval over units (queries of one image)",
-        _methods(whole["methods"], {"auroc": "AUROC", "aurac": "AURAC", "ece": "ECE"}),
+        f"certified: share of queries answered with a risk that holds with probability "
+        f"{1 - settings['delta']:g}",
+        _methods(whole["methods"], {**_HEADLINE, **_certified(settings["risks"])}),
         CONVENTIONS_SAY,
         _conventions(whole["methods"]),
         f"answering at risk {settings['risk']:g}: with the guarantee (Learn-then-Test, holds with "
@@ -43,6 +45,13 @@ def results_text(results: Mapping[str, Any]) -> str:
             _differences(causes["against_in_distribution"]),
         ]
     return "\n\n".join(parts)
+
+
+_HEADLINE = {"auroc": "AUROC", "ece": "ECE", "brier": "Brier", "aurac": "AURAC"}
+
+
+def _certified(risks: Sequence[float]) -> dict[str, str]:
+    return {f"certified_{risk:g}": f"certified at {risk:.0%}" for risk in risks}
 
 
 def figure(row: Mapping[str, Any] | None) -> str:
