@@ -104,7 +104,7 @@ MUTANTS = [
            "mean_fourth - squared_norm", "mean_fourth",
            "maths/test_covariance.py::"
            "test_ledoit_wolf_equals_scikit_learn_when_every_query_has_one_sample"),
-    Mutant("OAS without its +1", "maths/covariance.py:oas_intensity", "size + 1", "size",
+    Mutant("OAS without its +1", "maths/covariance.py:oas_of_traces", "size + 1", "size",
            "maths/test_covariance.py::test_oas_is_the_fixed_point_of_its_own_iteration"),
     Mutant("whitening without centring", "maths/whitening.py:ExactWhitening.gram",
            "rows - self.mean", "rows",
@@ -216,6 +216,23 @@ MUTANTS = [
            "plain.tolist()",
            "models/test_decode.py::"
            "test_warped_log_probabilities_are_at_each_samples_own_temperature"),
+    Mutant("margins at the sampling temperature", "models/decode.py:pick", "draws.margins(part)",
+           "draws.margins(part / torch.where(temperatures == 0, 2.0, temperatures)[:, None])",
+           "models/test_contract.py::"
+           "test_margins_and_prompt_states_are_those_of_transformers_itself[llava]"),
+    Mutant("left-out rows keep their mean", "priors/activations.py:left_out_mahalanobis",
+           "C[own] + t / n", "C[own]",
+           "priors/test_activations.py::"
+           "test_left_out_values_are_those_of_a_fit_without_the_unit[1-40-6]"),
+    Mutant("left-out variance of the whole reference",
+           "priors/activations.py:left_out_log_variance",
+           "np.linalg.solve(np.eye(len(own)) - K, K)", "K",
+           "priors/test_activations.py::"
+           "test_left_out_values_are_those_of_a_fit_without_the_unit[1-40-6]"),
+    Mutant("calibration queries in their own reference", "pipeline/adapter.py:_of_activations",
+           "found[name][known] = values", "pass",
+           "pipeline/test_adapter.py::"
+           "test_activations_are_measured_against_the_calibration_queries"),
     Mutant("EOS has no log-probability", "models/decode.py:_record",
            "row.logprobs.append(plain)", "if token not in eos: row.logprobs.append(plain)",
            "models/test_decode.py::test_any_of_several_tokens_ends_an_answer[text_config]"),
