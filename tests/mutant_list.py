@@ -222,6 +222,10 @@ MUTANTS = [
            "plain.tolist()",
            "models/test_decode.py::"
            "test_warped_log_probabilities_are_at_each_samples_own_temperature"),
+    Mutant("margins at the sampling temperature", "models/decode.py:pick", "draws.margins(part)",
+           "draws.margins(part / torch.where(temperatures == 0, 2.0, temperatures)[:, None])",
+           "models/test_contract.py::"
+           "test_margins_and_prompt_states_are_those_of_transformers_itself[llava]"),
     Mutant("EOS has no log-probability", "models/decode.py:_record",
            "row.logprobs.append(plain)", "if token not in eos: row.logprobs.append(plain)",
            "models/test_decode.py::test_any_of_several_tokens_ends_an_answer[text_config]"),
@@ -292,6 +296,16 @@ MUTANTS = [
            "together = [[p] for p in group] + together",
            "found |= {p.query_id: _say(error) for p in group}",
            "models/test_bad_queries.py::test_out_of_memory_together_is_tried_one_by_one"),
+    # ----------------------------------------------------------------------------------- priors
+    Mutant("left-out rows keep their mean", "priors/activations.py:left_out_mahalanobis",
+           "C[own] + t / n", "C[own]",
+           "priors/test_activations.py::"
+           "test_left_out_values_are_those_of_a_fit_without_the_unit[1-40-6]"),
+    Mutant("left-out variance of the whole reference",
+           "priors/activations.py:left_out_log_variance",
+           "np.linalg.solve(np.eye(len(own)) - K, K)", "K",
+           "priors/test_activations.py::"
+           "test_left_out_values_are_those_of_a_fit_without_the_unit[1-40-6]"),
     # ------------------------------------------------------------------------------------ store
     Mutant("renamed before it is on disk", "store/files.py:write_atomically",
            "os.fsync(handle.fileno())", "pass",
@@ -342,7 +356,7 @@ MUTANTS = [
            "{name: arrays[f'0.{name}'] for name in asked if f'{k}.{name}' in arrays}",
            "store/test_parts.py::test_states_are_halved_only_where_that_is_asked_for"),
     Mutant("vectors of failed queries kept", "store/generations.py:read_embeddings",
-           "arrays[name][good]", "arrays[name]",
+           "arrays[name + ending][good]", "arrays[name + ending]",
            "pipeline/test_embed.py::test_each_query_has_the_mean_of_its_own_images"),
     Mutant("half a stage read", "store/runs.py:require",
            "manifest is None or not manifest.complete", "manifest is None",
@@ -392,6 +406,10 @@ MUTANTS = [
            "value is None or value != value", "False",
            "data/test_units.py::test_a_column_that_is_not_there_is_an_error"),
     # --------------------------------------------------------------------------------- pipeline
+    Mutant("calibration queries in their own reference", "pipeline/adapter.py:_of_activations",
+           "found[name][known] = values", "pass",
+           "pipeline/test_adapter.py::"
+           "test_activations_are_measured_against_the_calibration_queries"),
     Mutant("changed settings accepted", "pipeline/run.py:_state", "was != new", "False",
            "pipeline/test_stages.py::test_a_run_is_what_a_fresh_one_would_be"),
     Mutant("changed inputs accepted", "pipeline/run.py:_state",
@@ -496,7 +514,7 @@ MUTANTS = [
     Mutant("prior-only is s", "pipeline/methods.py:READOUTS", "scores.m0", "queries.s",
            "pipeline/test_methods.py::test_prior_only_knows_which_way_a_statistic_points"),
     Mutant("evidence-only sees s", "pipeline/methods.py:_given",
-           "replace(queries, prior={}) if method.uses == 'evidence' else queries", "queries",
+           "replace(queries, prior={}, inputs={})", "queries",
            "pipeline/test_methods.py::test_evidence_only_is_blind_to_s"),
     Mutant("stacked learns from the threshold queries too", "pipeline/methods.py:fit_method",
            "fit_stack(queries.take(parts[0]), config.seed)", "fit_stack(queries, config.seed)",

@@ -1,7 +1,6 @@
 """How Fuse is called: tables and keywords, refusals that help, clones, displays, warnings."""
 
 import dataclasses
-import json
 import logging
 
 import numpy as np

@@ -246,9 +246,12 @@ def test_ask_is_what_the_parts_say(home, done):
     (said,) = model.sample([query], 4, stratified(4, seed=4), 4)
     towers = Towers.load(str(home / "dual_encoder"))
     pair = towers.images([load_image(picture)]), towers.texts(["what colour"]).vectors
-    s = GpAdapter.load(run / "train" / "model").statistics(*pair)["s"]
+    s = GpAdapter.load(run / "train" / "model").statistics(*pair)
     fuse = Fuse.load(run / "calibrate" / "practical")
-    scores = fuse.score([said.samples], s=s)
+    assert set(fuse.model.statistics.names) == set(s)
+    prompt = said.prompt_layers["middle"][None]
+    inputs = {"image": pair[0], "text": pair[1], "prompt": prompt}
+    scores = fuse.score([said.samples], s=s, inputs=inputs)
     assert found.answer == said.samples.answer
     assert sum(found.samples.values()) == 4
     assert found.samples == {t: said.samples.texts.count(t) for t in said.samples.texts}
@@ -278,13 +281,31 @@ def test_ask_asks_the_negated_question_where_the_fit_had_it(home, done):
     denied = replace(query, question="is there not a circle?")
     verdict = verdicts(vlm, [denied])
     again = verdict.share[0] if found.answer == "yes" else 1 - verdict.share[0]
-    s = [asking.prior(query.images[0], query.question)]
+    s, _ = asking._known(query.images[0], query.question, said.prompt_layers)
     expected = fuse.score([said.samples], s=s, extra={"complement": [again]})
     assert found.u == pytest.approx(expected.u[0], rel=1e-6)
     assert asking.further(query, said.samples) == {"complement": [pytest.approx(again)]}
     other = replace(query, question="what colour")
     assert np.isnan(asking.further(other, said.samples)["complement"]).all()
     assert plain.further(query, said.samples) == {}
+
+
+def test_ask_with_an_older_fit_gives_it_what_it_had(home, done):
+    """One unnamed statistic and no inputs; none at all; and what no question has."""
+    run, _, _ = done
+    assistant = load(run)
+    queries, _ = read_scored(run, read_run(run), states={"embeddings"})
+    known, _ = queries.split()
+    picture = home / "test-3.png"
+    for s in (known.prior["s"], None):
+        fit = Fuse().fit(known.samples, known.wrong, s=s)
+        found = replace(assistant, fuse=fit).ask(picture, "what colour")
+        assert np.isfinite(found.u)
+    for given, what in (({"s": {"mood": known.s}}, "prior statistic 'mood'"),
+                        ({"inputs": {"sound": np.eye(40)}}, "input 'sound'")):  # fmt: skip
+        fit = Fuse().fit(known.samples, known.wrong, **given)
+        with pytest.raises(InputError, match=f"the fit has the {what}"):
+            replace(assistant, fuse=fit).ask(picture, "what colour")
 
 
 @pytest.fixture

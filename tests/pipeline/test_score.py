@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as parquet
 import pytest
-from tests.pipeline.conftest import make_run
+from tests.pipeline.conftest import TREE, make_run
 
 from fusevlm import Fuse
 from fusevlm.config import change_config
@@ -84,8 +84,8 @@ def test_the_judged_answers_states_are_read_alone_where_they_are_needed(small):
 
 
 def test_inputs_are_of_the_queries_that_are_left(tmp_path):
-    """Vectors of image and question always; prompt states with other states, of all or none."""
-    config, world = make_run(tmp_path, sizes=(6, 4), errors={1: "torn"}, unembedded=[7])
+    """Vectors of image and question always; states of the prompt with other states, or not."""
+    config, world = make_run(tmp_path, TREE, sizes=(6, 4), errors={1: "torn"}, unembedded=[7])
     run_stages(tmp_path, config, only="semantics")
     left = [0, 2, 3, 4, 5, 6, 8, 9]
     plain, _ = read_table(tmp_path, config)
@@ -128,9 +128,9 @@ def test_scalar_forms_are_given_s_alone_and_evidence_forms_nothing(small):
         columns["s_text"] = columns["s"][::-1]
 
     rewrite(root / "adapter" / STATISTICS, add)
-    done = runs.read_manifest(root, "adapter")
-    settings = {**done.settings, "adapter.statistics": ["s_text"]}
-    runs.write_manifest(root, replace(done, settings=settings))
+    made = runs.read_manifest(root, "adapter")
+    named = {**made.settings, "adapter.statistics": ["s_text"]}
+    runs.write_manifest(root, replace(made, settings=named))
     changes = [
         'adapter.statistics=["s_text"]', 'calibrate.methods=["paper","practical","evidence-only"]',
     ]  # fmt: skip

@@ -11,15 +11,17 @@ from tests.pipeline.tiny_models import save_models, save_queries
 from tests.render.test_latex import check_structure
 from tests.semantics.test_complement import yes_or_no
 
+import fusevlm
 from fusevlm import Fuse, config
 from fusevlm.cli import main
 from fusevlm.config import SECTIONS, read_config
+from fusevlm.data.images import load_image
 from fusevlm.models.huggingface import HuggingFace
 from fusevlm.models.protocol import Decoding
 from fusevlm.pipeline.data import read_asked
 from fusevlm.pipeline.evaluate import read_predictions, read_results
 from fusevlm.pipeline.methods import METHODS, find_method
-from fusevlm.pipeline.score import read_table
+from fusevlm.pipeline.score import read_scored, read_table
 from fusevlm.render.page import TITLES
 from fusevlm.scores import SCORES
 from fusevlm.scores.agreement import complement_column
@@ -117,6 +119,7 @@ RUNS = {
         "sample.layers": ["last", "1"],
         "sample.dtype": "float32",
         "adapter.statistic": "s_text",
+        "embed.activations": False,
         "adapter.seed": 2,
         "calibrate.sweep": [{"option": "kappa", "values": [0.1, 0.2], "name": "k"}],
         "score.criterion": "rouge_l",
@@ -136,6 +139,7 @@ RUNS = {
         "semantics.complement": "templates",
         "semantics.complement_samples": 2,
         "sample.model": "huggingface:vlm",
+        "adapter.statistics": ["s_image", "mahalanobis_image", "laplace_text"],
         "score.criterion": "exact_match_majority",
         "report.figures": ["densities", "qualitative"],
         "report.pdf": False,
@@ -397,9 +401,35 @@ def test_grams_instead_of_states(home, capsys):
     grams = [g.samples for g in read_generations(home / "grams" / "sample", "last")]
     whole = [g.samples for g in read_generations(home / "run-strings" / "sample", "last")]
     assert all(q.embeddings is None and q.gram is not None for q in grams)
-    s = np.linspace(-1, 1, len(grams))
+    s = {name: np.linspace(-1, 1, len(grams)) for name in fuse.model.statistics.names}
     one, two = fuse.score(grams, s=s).u, fuse.score(whole, s=s).u
     np.testing.assert_allclose(one, two, rtol=1e-4)
+    prompts = [
+        [
+            g.prompt_layers["middle"]
+            for g in read_generations(home / name / "sample", prompts=["middle"])
+        ]
+        for name in ("grams", "run-strings")
+    ]
+    np.testing.assert_array_equal(*prompts)
+
+
+def test_a_question_asked_has_the_statistics_and_inputs_of_the_run(home):
+    """A test query asked again: as stored, those against the calibration queries among them."""
+    run = home / "run-strings"
+    settings = read_run(run)
+    queries, _ = read_scored(run, settings, states={"embeddings"})
+    row = len(queries) - 1
+    asked = {q.id: q for q in read_asked(run)}[queries.ids[row]]
+    assistant = fusevlm.load(run)
+    ((said,), picture) = assistant.model.sample([asked], 4, np.ones(4), 0), asked.images[0]
+    s, inputs = assistant._known(load_image(picture), asked.question, said.prompt_layers)
+    assert list(s) == ["s", "s_image", "mahalanobis_image", "laplace_text"]
+    assert list(inputs) == ["image", "text", "prompt"]
+    for given, stored in ((s, queries.prior), (inputs, queries.inputs)):
+        for name, value in given.items():
+            np.testing.assert_allclose(value[0], stored[name][row], rtol=1e-3, atol=1e-5)
+    assert assistant.ask(picture, asked.question).decision in ("answer", "abstain")
 
 
 def test_every_key_is_run_here_or_accounted_for(home):

@@ -124,8 +124,8 @@ def test_what_cannot_be_is_said():
         ActivationPrior(["laplace_text"]).fit(rows)
     with pytest.raises(InputError, match="width 2; the fit had 3"):
         ActivationPrior(["laplace_text"]).fit(text=rows).statistics(text=rows[:, :2])
-    with pytest.raises(InputError, match="6 queries of 2 units are no reference"):
-        left_out_mahalanobis(rows, list("aaabbb"))
+    with pytest.raises(InputError, match="6 queries of one unit are no reference"):
+        left_out_mahalanobis(rows, list("aaaaaa"))
     with pytest.raises(InputError, match="5 groups for 6 rows"):
         left_out_mahalanobis(rows, units[:5])
     same = np.ones((6, 3))

@@ -4,6 +4,8 @@ import numpy as np
 import pytest
 from scipy.spatial.distance import cosine
 
+import fusevlm
+from fusevlm.errors import InputError
 from fusevlm.models.towers import SentenceEncoder
 from fusevlm.semantics.sentences import answer_similarity, sample_vectors, sentence_similarity
 
@@ -54,3 +56,22 @@ def test_each_text_is_encoded_once_for_all_queries(encoder):
     np.testing.assert_array_equal(vectors[0][0], vectors[0][2])
     np.testing.assert_array_equal(vectors[0][1], vectors[1][0])
     assert sample_vectors(counting, [[]])[0].shape[0] == 0
+
+
+def test_public_vectors_are_of_the_texts_in_order(encoder):
+    texts = [
+        "which is red? A. circle B. square",
+        "blue",
+        "blue",
+        "a much longer question, about dogs",
+    ]
+    found = fusevlm.sentence_vectors(texts)
+    assert (found.shape, found.dtype) == ((4, 384), np.float64)
+    for text, row in zip(texts, found, strict=True):
+        np.testing.assert_allclose(row, encoder.texts([text]).vectors[0], atol=1e-6)
+    np.testing.assert_allclose(np.linalg.norm(found, axis=1), 1.0, atol=1e-6)
+    for bad, message in (("blue", "list of strings"), (["a", 3], "list of strings"), ([], "empty")):
+        with pytest.raises(InputError, match=message):
+            fusevlm.sentence_vectors(bad)
+    with pytest.raises(InputError, match="cannot load 'no/such'"):
+        fusevlm.sentence_vectors(["a"], encoder="no/such")

@@ -120,10 +120,10 @@ def _groups(groups: Sequence[str], size: int) -> Iterator[IntArray]:
     if len(groups) != size:
         raise InputError(f"there are {len(groups)} groups for {size} rows; expected one each.")
     names, place = np.unique(np.asarray(groups, dtype=str), return_inverse=True)
-    if len(names) < 3:
+    if len(names) < 2:
         raise InputError(
-            f"{size} queries of {len(names)} unit{'s' * (len(names) != 1)} are no reference for "
-            f"their own activations; expected at least 3 units. Use more calibration queries."
+            f"{size} queries of one unit are no reference for their own activations. Use more "
+            f"calibration queries, or another data.unit."
         )
     order = np.argsort(place, kind="stable")
     yield from np.split(order, np.cumsum(np.bincount(place))[:-1])
