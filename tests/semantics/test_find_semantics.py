@@ -154,6 +154,20 @@ def test_the_model_is_loaded_once_and_asked_the_rephrased_question(tmp_path):
     assert len(loaded) == 2
 
 
+def test_the_negated_question_is_asked_of_yes_no_questions(tmp_path):
+    backend = Scripted(lambda question: ["no", "yes", "no"])
+    kit = tools(tmp_path, vlm=lambda: backend, complement="templates", complement_samples=3)
+    batch = [
+        (Query("a", "is it red?"), Samples(["x"], answer="Yes.")),
+        (Query("b", COLOUR), Samples(["x"], answer="yes")),
+        (Query("c", "is it red?"), Samples(["x"], answer="red")),
+        (Query("d", "is it not red?"), Samples(["x"], answer="no")),
+    ]
+    found = [one.complement for one in find_semantics(kit, batch, {"complement"})]
+    assert found == [0.25, None, None, 0.75]
+    assert [asked[1] for ((asked),) in backend.batches] == ["is it not red?", "is it red?"]
+
+
 def test_rephrasings_and_p_true_of_real_models(tmp_path):
     vlm = HuggingFace(*tiny.build("llava"), decoding=Decoding(max_new_tokens=5))
     folder = tiny.save("llava", tmp_path / "generator")
@@ -196,7 +210,7 @@ def test_what_cannot_be_found_is_refused(tmp_path):
     ):
         with pytest.raises(InputError, match=message):
             make_config({"semantics": wanted}, "test")
-    for wanted in ({"p_true": True}, {"rephrase": "prompt"}):
+    for wanted in ({"p_true": True}, {"rephrase": "prompt"}, {"complement": "model"}):
         asked = tools(tmp_path, vlm=lambda: Scripted({}), **wanted)
         with pytest.raises(InputError, match="needs a Hugging Face model"):
             find_semantics(asked, BATCHES[0])
