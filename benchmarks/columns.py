@@ -97,7 +97,7 @@ def extract(queries: Queries) -> Columns:
 
 def _components(rows: Floats, fit: Floats) -> Floats:
     mean = rows[fit].mean(axis=0)
-    axes = np.linalg.svd(rows[fit] - mean, full_matrices=False)[2][: COMPONENTS + 16]
+    axes = np.linalg.svd(rows[fit] - mean, full_matrices=False)[2][:COMPONENTS]
     return np.asarray((rows - mean) @ axes.T)
 
 

@@ -1,16 +1,16 @@
-"""The competence prior: where does *this* model go wrong? A Gaussian process on its inputs.
+"""The competence prior: where does *this* model go wrong? Bayesian regression on its inputs.
 
-Labels of calibration queries, centred and scaled, are regressed on embeddings of their inputs,
+Labels of calibration queries, centred and scaled, are regressed on the leading principal components
+x of their inputs' embeddings, each of variance 1,
 
-    r = f(x) + b_unit + ε,   f ~ GP(0, a·k),   b ~ N(0, υ·σ²),   ε ~ N(0, σ²)
+    r = f(x) + b_unit + ε,   f(x) = wᵀx,  w ~ N(0, a·σ²·I),   b ~ N(0, υ·σ²),   ε ~ N(0, σ²)
 
-with a squared-exponential kernel k, and b what the queries of one unit (rotated copies of a
-question, questions about one image) share beyond the kernel. f is written in at most 256 features
-φ(x) = L⁻¹k(z, x), where z are some of the queries and LLᵀ = k(z, z): a Bayesian linear regression,
-whose evidence chooses length, a and υ. Every query has a mean and a variance; far from all labelled
-inputs they go back to 0 and a·σ². The calibration rows get the values of a fit without their own
-unit, in closed form: with rows whitened for υ and A = ΦᵀΦ + I/a, leaving out the rows B of a unit
-is a change of rank |B| of A⁻¹ (the matrix inversion lemma).
+a Gaussian process with a linear kernel; b is what the queries of one unit (rotated copies of a
+question, questions about one image) share beyond it. The evidence chooses a, υ and σ². Every query
+has a mean and a variance of f, which grows with the distance from all that was labelled. The
+calibration rows get the values of a fit without their own unit, in closed form: with rows whitened
+for υ and A = XᵀX + I/a, leaving out the rows B of a unit is a change of rank |B| of A⁻¹ (the matrix
+inversion lemma).
 
 It is silent with fewer than 100 labels, and where the evidence for it is weak: there it hurts
 (measured; see docs/experiments.md).
@@ -28,16 +28,15 @@ from fusevlm.checks import BoolArray, FloatArray, IntArray
 NAME = "competence"
 LEAST_LABELS = 100
 LEAST_GAIN = 3.0  # nats of evidence over "the inputs say nothing"
-FEATURES = 256
-COMPONENTS = 32  # principal ones of each kind of input
-LENGTHS = (0.5, 1.0, 2.0)  # in units of the inputs' own spread
-AMPLITUDES = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0)  # a/σ²
+COMPONENTS = 48  # principal ones of each kind of input
+SMALL = 1e-3  # components that vary less than this share of the first are left out
+AMPLITUDES = tuple(float(a) for a in np.logspace(-4, 0, 13))  # a
 SHARED = (0.0, 0.3, 1.0, 3.0, 10.0, 100.0, 1000.0)  # υ
 
 
 @dataclass(frozen=True)
 class Projection:
-    """Leading principal components of one kind of input, of mean squared length 1."""
+    """Leading principal components of one kind of input, of variance 1."""
 
     mean: FloatArray  # [D]
     axes: FloatArray  # [D, C]
@@ -51,25 +50,17 @@ class Competence:
     """A fitted competence prior."""
 
     projections: Mapping[str, Projection]
-    points: FloatArray  # [M, C] the inputs that span the features
-    root: FloatArray  # [M, M] L⁻¹
-    length: float
-    amplitude: float  # a/σ²
+    amplitude: float  # a
     shared: float  # υ
     noise: float  # σ²
-    weights: FloatArray  # [M] posterior mean of the features' weights
-    covariance: FloatArray  # [M, M] theirs over σ²
+    weights: FloatArray  # [C] posterior mean of w
+    covariance: FloatArray  # [C, C] that of w over σ²
     gain: float  # nats
 
     def predict(self, inputs: Mapping[str, FloatArray]) -> tuple[FloatArray, FloatArray]:
         """Mean and variance of f [N], on the scale of the standardised labels."""
-        features = _features(self._place(inputs), self.points, self.root, self.length)
-        missed = np.maximum(1.0 - np.einsum("nm,nm->n", features, features), 0.0)
-        known = np.einsum("nm,mk,nk->n", features, self.covariance, features)
-        return features @ self.weights, self.noise * (self.amplitude * missed + known)
-
-    def _place(self, inputs: Mapping[str, FloatArray]) -> FloatArray:
-        return np.hstack([project(inputs[name]) for name, project in self.projections.items()])
+        X = project(self.projections, inputs)
+        return X @ self.weights, self.noise * np.einsum("nc,ck,nk->n", X, self.covariance, X)
 
 
 @dataclass(frozen=True)
@@ -82,66 +73,41 @@ class Fitted:
 
 
 def fit_competence(
-    inputs: Mapping[str, FloatArray], wrong: BoolArray, units: Sequence[str], seed: int = 0
+    inputs: Mapping[str, FloatArray], wrong: BoolArray, units: Sequence[str]
 ) -> Fitted | None:
     """Fit on labelled calibration queries; None where too little is known for it to help."""
     if len(wrong) < LEAST_LABELS or not wrong.any() or wrong.all():
         return None
     projections = {name: fit_projection(rows) for name, rows in inputs.items()}
-    place = np.hstack([project(inputs[name]) for name, project in projections.items()])
-    if place.shape[1] == 0:
-        return None
+    X = project(projections, inputs)
     y = wrong.astype(np.float64)
     r = (y - y.mean()) / y.std()
     groups = np.unique(np.asarray(units), return_inverse=True)[1].astype(np.int64)
-    chosen = np.random.default_rng(seed).permutation(len(place))[:FEATURES]
-    best: tuple[float, ...] = (-np.inf,)
-    for length in LENGTHS:
-        scaled = length * np.sqrt(len(projections))
-        root = _root(place[chosen], scaled)
-        features = _features(place, place[chosen], root, scaled)
-        for shared in SHARED:
-            found = _evidence(features, r, groups, shared)
-            if found[0] > best[0]:
-                best = (*found, shared, scaled)
-    evidence, amplitude, noise, shared, length = best
+    evidence, amplitude, noise, shared = max((*_evidence(X, r, groups, v), v) for v in SHARED)
     null = max(_log_evidence(np.zeros(0), np.zeros(0), r, groups, v)[0] for v in SHARED)
-    if evidence - null < LEAST_GAIN:
+    if X.shape[1] == 0 or evidence - null < LEAST_GAIN:
         return None
-    root = _root(place[chosen], length)
-    features = _features(place, place[chosen], root, length)
-    F, white = _whitened(features, groups, shared), _whitened(r[:, None], groups, shared)[:, 0]
+    F, white = _whitened(X, groups, shared), _whitened(r[:, None], groups, shared)[:, 0]
     covariance = np.asarray(np.linalg.inv(F.T @ F + np.eye(F.shape[1]) / amplitude), np.float64)
     weights = covariance @ (F.T @ white)
     model = Competence(
-        projections, place[chosen], root, length, amplitude, shared, noise, weights, covariance,
-        evidence - null,
+        projections, amplitude, shared, noise, weights, covariance, evidence - null
     )  # fmt: skip
-    return Fitted(model, *_left_out(model, features, F, white, groups))
+    return Fitted(model, *_left_out(model, X, F, white, groups))
+
+
+def project(projections: Mapping[str, Projection], inputs: Mapping[str, FloatArray]) -> FloatArray:
+    """All components of all kinds of inputs [N, C]."""
+    return np.hstack([own(inputs[name]) for name, own in projections.items()])
 
 
 def fit_projection(rows: FloatArray) -> Projection:
-    """The leading components of rows [N, D], at most 32 and N/4 of them."""
+    """The leading components of rows [N, D], at most 48 and N/4 of them."""
     mean = rows.mean(axis=0)
     _, size, axes = np.linalg.svd(rows - mean, full_matrices=False)
-    keep = min(COMPONENTS, len(rows) // 4, int(np.sum(size > 1e-8 * max(size[0], 1e-300))))
-    scale = np.sqrt(np.sum(size[:keep] ** 2) / len(rows)) if keep else 1.0
-    return Projection(mean, axes[:keep].T / scale)
-
-
-def _kernel(a: FloatArray, b: FloatArray, length: float) -> FloatArray:
-    d2 = np.einsum("nc,nc->n", a, a)[:, None] + np.einsum("mc,mc->m", b, b) - 2.0 * a @ b.T
-    return np.asarray(np.exp(-0.5 * np.maximum(d2, 0.0) / length**2))
-
-
-def _root(points: FloatArray, length: float) -> FloatArray:
-    """L⁻¹ for LLᵀ = k(z, z), with a jitter for points that coincide."""
-    K = _kernel(points, points, length) + 1e-6 * np.eye(len(points))
-    return np.asarray(np.linalg.inv(np.linalg.cholesky(K)))
-
-
-def _features(x: FloatArray, points: FloatArray, root: FloatArray, length: float) -> FloatArray:
-    return np.asarray(_kernel(x, points, length) @ root.T)
+    large = int(np.sum(size > SMALL * size[0])) if size[0] > 1e-12 * np.abs(rows).max() else 0
+    keep = min(COMPONENTS, len(rows) // 4, large)
+    return Projection(mean, axes[:keep].T * (np.sqrt(len(rows)) / size[:keep]))
 
 
 def _whitened(rows: FloatArray, groups: IntArray, shared: float) -> FloatArray:
@@ -156,10 +122,10 @@ def _whitened(rows: FloatArray, groups: IntArray, shared: float) -> FloatArray:
 
 
 def _evidence(
-    features: FloatArray, r: FloatArray, groups: IntArray, shared: float
+    X: FloatArray, r: FloatArray, groups: IntArray, shared: float
 ) -> tuple[float, float, float]:
     """The largest log evidence over the amplitudes, with that amplitude and σ²."""
-    F, white = _whitened(features, groups, shared), _whitened(r[:, None], groups, shared)[:, 0]
+    F, white = _whitened(X, groups, shared), _whitened(r[:, None], groups, shared)[:, 0]
     values, vectors = np.linalg.eigh(F.T @ F)
     values = np.maximum(values, 0.0)
     projected = vectors.T @ (F.T @ white)
@@ -175,7 +141,7 @@ def _evidence(
 def _log_evidence(
     explained: FloatArray, log_det: FloatArray, r: FloatArray, groups: IntArray, shared: float
 ) -> tuple[float, float]:
-    """log N(r; 0, σ²(ΦaΦᵀ + I + υ·11ᵀ)) at its best σ², up to a constant; and that σ²."""
+    """log N(r; 0, σ²(a·XXᵀ + I + υ·11ᵀ)) at its best σ², up to a constant; and that σ²."""
     white = _whitened(r[:, None], groups, shared)[:, 0]
     noise = (float(white @ white) - float(explained.sum())) / len(r)
     volume = float(log_det.sum()) + float(np.log1p(shared * np.bincount(groups)).sum())
@@ -183,20 +149,17 @@ def _log_evidence(
 
 
 def _left_out(
-    model: Competence, features: FloatArray, F: FloatArray, white: FloatArray, groups: IntArray
+    model: Competence, X: FloatArray, F: FloatArray, white: FloatArray, groups: IntArray
 ) -> tuple[FloatArray, FloatArray]:
     """Mean and variance of f at each row from a fit without the rows of its unit."""
-    missed = np.maximum(1.0 - np.einsum("nm,nm->n", features, features), 0.0)
     mean, variance = np.empty(len(white)), np.empty(len(white))
     half = F @ model.covariance
-    usual = np.einsum("nm,mk,nk->n", features, model.covariance, features)
+    usual = np.einsum("nc,ck,nk->n", X, model.covariance, X)
     order = np.argsort(groups, kind="stable")
     for rows in np.split(order, np.cumsum(np.bincount(groups))[:-1]):
-        # A⁻¹ without the unit's rows, by the matrix inversion lemma
-        mine = F[rows]
+        own, mine = X[rows], F[rows]
         inner = np.linalg.inv(np.eye(len(rows)) - mine @ half[rows].T)
         lost = half[rows].T @ inner
-        own = features[rows]
         mean[rows] = own @ (model.weights - lost @ (white[rows] - mine @ model.weights))
         variance[rows] = usual[rows] + np.einsum("nb,bn->n", own @ lost, half[rows] @ own.T)
-    return mean, model.noise * (model.amplitude * missed + variance)
+    return mean, model.noise * variance

@@ -158,9 +158,7 @@ def _fit_competence(queries: Queries, options: Options) -> competence.Fitted | N
         return None
     if queries.wrong is None:
         return None
-    found = competence.fit_competence(
-        queries.inputs, queries.wrong, queries.units or (), options.seed
-    )
+    found = competence.fit_competence(queries.inputs, queries.wrong, queries.units or ())
     if found is None:
         logger.info("the competence prior is silent: too few labels, or the inputs say too little.")
     return found
