@@ -83,9 +83,9 @@ def test_the_complement_by_hand():
 
 def test_memory_and_disk_by_hand(big):
     found = cost.estimate(big)
-    states = 1500 * 51 * 5120 * 2 * 2
+    states = 1500 * 52 * 5120 * 2 * 2
     assert found.disk == pytest.approx((states + 1500 * 51**2 * 4) / 1e9)
-    assert found.ram == pytest.approx(2 + 1500 * 50 * 5120 * 2 * 2 / 1e9)
+    assert found.ram == pytest.approx(2 + (1500 * 50 * 5120 * 2 * 2 + 1500 * 5120 * 8) / 1e9)
     token = 2 * 40 * 5120 * 2
     assert found.vram["sample"] == pytest.approx((26.7e9 + 16 * (616 + 51 * 16) * token) / 1e9)
     # the model, the inference model and the generator at once
