@@ -36,15 +36,21 @@ Floats = np.ndarray[Any, Any]
 RISKS, DELTA = (0.05, 0.1), 0.1
 PRACTICAL, STACKED, PRIOR, EVIDENCE = "practical", "stacked", "prior alone", "evidence alone"
 OLD = "practical before"
-# what this issue added, taken away again
+STATISTICS = ("s", "s_image", "s_text", "disagreement", "reconstruction", "latent_distance")
+FURTHER = ("log_det",)  # beside the surprisal
+# what this issue added, taken away again; or more of it
 ABLATIONS: dict[str, dict[str, Any]] = {
     "one s": {"keep": ("s",)},
     "no competence": {"competence": False},
     "√ surprisal alone": {"shapes": "sqrt"},
     "surprisal alone as evidence": {"evidence": ()},
+    "+ margin": {"evidence": (*FURTHER, "margin")},
+    "+ complement": {"evidence": (*FURTHER, "complement")},
+    "+ rephrasing": {"evidence": (*FURTHER, "rephrasing")},
+    "+ Mahalanobis": {"keep": (*STATISTICS, "mahalanobis_image", "mahalanobis_text")},
+    "+ Laplace": {"keep": (*STATISTICS, "laplace_image", "laplace_text")},
     "sources independent": {"sources": "independent"},
-    OLD: {"keep": ("s",), "competence": False, "shapes": "sqrt", "evidence": ("log_det",),
-          "probability": "model", "threshold_share": 0.5},
+    OLD: {"keep": ("s",), "competence": False, "shapes": "sqrt", "probability": "model"},
 }  # fmt: skip
 
 
@@ -57,22 +63,18 @@ class Judged:
     theta: dict[float, float]
 
 
-def chosen(columns: Columns, keep: Sequence[str] | None, evidence: Sequence[str] | None) -> Columns:
+def chosen(columns: Columns, keep: Sequence[str], evidence: Sequence[str]) -> Columns:
     """The columns with some prior statistics and evidence only."""
-    prior, extra = columns.prior, columns.evidence
-    if keep is not None:
-        prior = {name: prior[name] for name in keep}
-    if evidence is not None:
-        extra = {name: extra[name] for name in evidence}
-    return replace(columns, prior=prior, evidence=extra)
+    prior = {name: columns.prior[name] for name in keep}
+    return replace(columns, prior=prior, evidence={n: columns.evidence[n] for n in evidence})
 
 
 def practical(
     known: Columns,
     rest: Columns,
     *,
-    keep: Sequence[str] | None = None,
-    evidence: Sequence[str] | None = None,
+    keep: Sequence[str] = STATISTICS,
+    evidence: Sequence[str] = FURTHER,
     **options: Any,
 ) -> Judged:
     """``Fuse`` on columns."""
@@ -87,6 +89,7 @@ def practical(
 def one_source(known: Columns, rest: Columns, source: str) -> Floats:
     """Prior or evidence alone."""
     fuse = Fuse("practical")
+    known, rest = (chosen(columns, STATISTICS, FURTHER) for columns in (known, rest))
     if source == EVIDENCE:
         known, rest = (replace(c, prior={}, inputs={}) for c in (known, rest))
         fuse.fit(**known.arguments(), wrong=known.wrong, units=known.unit)
@@ -155,7 +158,7 @@ def _repeat(columns: Columns, images: Floats) -> Columns:
 
 
 def interval(values: Floats) -> tuple[float, float]:
-    low, high = np.quantile(values, [0.025, 0.975])
+    low, high = np.nanquantile(values, [0.025, 0.975])
     return float(low), float(high)
 
 

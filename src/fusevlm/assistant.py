@@ -124,7 +124,7 @@ class Assistant:
         image: Any,
         question: str,
         *,
-        risk: float = 0.2,
+        risk: float = 0.05,
         delta: float = 0.1,
         n: int | None = None,
         seed: int = 0,

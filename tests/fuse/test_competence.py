@@ -55,10 +55,10 @@ def test_it_is_the_exact_process():
 
 
 def test_calibration_rows_are_those_of_a_fit_without_their_unit():
-    inputs, wrong, units = world(160)
+    inputs, wrong, units = world(220)
     found = fit_competence(inputs, wrong, units)
     x, r = placed(found.model, inputs), scaled(wrong)
-    for unit in ("u0", "u7", "u79"):
+    for unit in ("u0", "u7", "u109"):
         own = np.array(units) == unit
         rest = [u for u in units if u != unit]
         mean, variance = gaussian_process(found.model, x[~own], r[~own], rest, x[own])
@@ -92,8 +92,8 @@ def test_far_from_all_it_has_seen_its_variance_outgrows_its_mean():
     np.testing.assert_allclose(pulls[1:], np.array([0.1, 0.01]) * pulls[0])
 
 
-@pytest.mark.parametrize("size", [40, 98])
-def test_it_is_silent_with_few_labels(size):
+@pytest.mark.parametrize("size", [40, 198])
+def test_it_is_silent_with_few_labelled_units(size):
     inputs, wrong, units = world(size)
     assert fit_competence(inputs, wrong, units) is None
 
@@ -116,9 +116,9 @@ def test_what_copies_share_is_not_taken_for_competence():
     rng = np.random.default_rng(0)
     silent = 0
     for _ in range(10):
-        x = np.repeat(rng.standard_normal((60, 5)), 6, axis=0)
-        wrong = np.repeat(rng.random(60) < 0.4, 6)
-        units = [f"u{k}" for k in np.repeat(np.arange(60), 6)]
+        x = np.repeat(rng.standard_normal((110, 5)), 4, axis=0)
+        wrong = np.repeat(rng.random(110) < 0.4, 4)
+        units = [f"u{k}" for k in np.repeat(np.arange(110), 4)]
         silent += fit_competence({"x": x}, wrong, units) is None
     assert silent >= 9
 
@@ -140,7 +140,7 @@ def test_the_evidence_is_that_of_the_gaussian():
 
     from scipy.stats import multivariate_normal
 
-    inputs, wrong, units = world(120)
+    inputs, wrong, units = world(240)
     found = fit_competence(inputs, wrong, units).model
     x, r = placed(found, inputs), scaled(wrong)
     same = np.array(units)[:, None] == np.array(units)[None]

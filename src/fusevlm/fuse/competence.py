@@ -12,7 +12,7 @@ calibration rows get the values of a fit without their own unit, in closed form:
 for υ and A = XᵀX + I/a, leaving out the rows B of a unit is a change of rank |B| of A⁻¹ (the matrix
 inversion lemma).
 
-It is silent with fewer than 100 labels, and where the evidence for it is weak: there it hurts
+It is silent with fewer than 100 labelled units, and where the evidence for it is weak: there it hurts
 (measured; see docs/experiments.md).
 """
 
@@ -26,7 +26,7 @@ import numpy as np
 from fusevlm.checks import BoolArray, FloatArray, IntArray
 
 NAME = "competence"
-LEAST_LABELS = 100
+LEAST_UNITS = 100
 LEAST_GAIN = 3.0  # nats of evidence over "the inputs say nothing"
 COMPONENTS = 48  # principal ones of each kind of input
 SMALL = 1e-3  # components that vary less than this share of the first are left out
@@ -76,7 +76,7 @@ def fit_competence(
     inputs: Mapping[str, FloatArray], wrong: BoolArray, units: Sequence[str]
 ) -> Fitted | None:
     """Fit on labelled calibration queries; None where too little is known for it to help."""
-    if len(wrong) < LEAST_LABELS or not wrong.any() or wrong.all():
+    if len(set(units)) < LEAST_UNITS or not wrong.any() or wrong.all():
         return None
     projections = {name: fit_projection(rows) for name, rows in inputs.items()}
     X = project(projections, inputs)

@@ -47,7 +47,7 @@ class Options:
         "analytic"
     )
     # grid needs labels
-    z: Annotated[str | float, OneOf("grid"), Number()] = 2.0
+    z: Annotated[str | float, OneOf("grid"), Number()] = 1.0
     # vector fusion: whether s may speak of the evidence beyond u
     sources: Annotated[str, OneOf("joint", "independent")] = "joint"
     # of the judged answer's surprisal: √ alone, or √ and log, weighed by the labels (vector fusion)
