@@ -241,6 +241,10 @@ class EvaluateConfig:
     severity: str = ""
     corruption: str = ""
 
+    def __post_init__(self) -> None:
+        for risk in self.risks:
+            checks.fraction(risk, "evaluate.risks")
+
 
 @dataclass(frozen=True)
 class ReportConfig:
@@ -415,6 +419,11 @@ def _typed(value: Any, kind: Any, where: str) -> Any:
         if isinstance(value, list | tuple) and all(isinstance(item, str) for item in value):
             return tuple(value)
         raise InputError(f"{where} is {value!r}; expected a list of strings.")
+    if kind == tuple[float, ...]:
+        numbers = isinstance(value, list | tuple) and all(type(x) in (int, float) for x in value)
+        if numbers:
+            return tuple(float(item) for item in value)
+        raise InputError(f"{where} is {value!r}; expected a list of numbers.")
     if kind is float and type(value) is int:
         return float(value)
     if kind is str and type(value) in (int, float):

@@ -12,8 +12,8 @@ calibration rows get the values of a fit without their own unit, in closed form:
 for υ and A = XᵀX + I/a, leaving out the rows B of a unit is a change of rank |B| of A⁻¹ (the matrix
 inversion lemma).
 
-It is silent with fewer than 100 labelled units, and where the evidence for it is weak: there it hurts
-(measured; see docs/experiments.md).
+It is silent with fewer than 100 labelled units, and where the evidence for it is weak: there it
+hurts (measured; see docs/experiments.md).
 """
 
 from __future__ import annotations
