@@ -43,7 +43,8 @@ ship: $(VENV)/.test
 	rm -rf $(WEIGHTS) && mkdir -p $(WEIGHTS)
 	cp -r runs/embedded-$(SEED)/dual_encoder runs/embedded-$(SEED)/vlm runs/embedded-$(SEED)/question_generator runs/embedded-$(SEED)/adapter $(WEIGHTS)
 	cp runs/embedded-$(SEED)/metrics.json $(WEIGHTS)
-	cp -r runs/demo-embedded-$(SEED)/calibrate/practical $(WEIGHTS)/fuse
+	mkdir $(WEIGHTS)/fuse
+	cp $(addprefix runs/demo-embedded-$(SEED)/calibrate/practical/,fuse.json arrays.safetensors) $(WEIGHTS)/fuse
 
 bench: $(VENV)/.test
 	$(RUN)/python -m benchmarks $(ARGS)

@@ -8,8 +8,9 @@ import pytest
 from sklearn.base import clone
 
 import fusevlm
-from fusevlm import Fuse, Queries, Samples, simulate
+from fusevlm import Fuse, Queries, Samples, metrics, simulate
 from fusevlm.errors import InputError, NotFittedError
+from fusevlm.fuse.estimator import divide
 from fusevlm.fuse.presets import PRESETS
 from fusevlm.types import Decisions
 
@@ -338,3 +339,70 @@ def test_the_only_statistic_of_a_table(world):
     with pytest.raises(InputError, match="have 2: a, b"):
         _ = dataclasses.replace(world, prior={"a": world.s, "b": world.s}).s
     assert isinstance(world, Queries)
+
+
+def test_a_division_keeps_units_together_and_near_the_share():
+    rng = np.random.default_rng(0)
+    units = [f"u{k}" for k in rng.integers(0, 80, 400)]
+    for share in (0.1, 0.5, 0.7):
+        tune, apart = divide(units, share, seed=3)
+        assert sorted([*tune, *apart]) == list(range(400))
+        assert not {units[k] for k in tune} & {units[k] for k in apart}
+        assert len(apart) / 400 == pytest.approx(share, abs=0.02)
+    assert len(divide(units, 0.0, seed=3)[1]) == 0
+    assert len(divide(["a", "a", "b"], 0.5, seed=3)[1]) == 0
+    other = divide(units, 0.5, seed=4)[1]
+    assert list(other) != list(divide(units, 0.5, seed=3)[1])
+
+
+def test_queries_of_one_unit_are_never_separated(world):
+    """Their labels would otherwise tell the weights of the thresholds' own queries."""
+    units = [f"u{k // 4}" for k in range(len(world))]
+    fuse = Fuse(normalize="none").fit(dataclasses.replace(world, units=units))
+    plain = Fuse(normalize="none").fit(
+        world.samples, world.wrong, s=world.s, inputs=world.inputs or None, units=units
+    )
+    kept = fuse._threshold_data
+    assert 0 < len(kept.u) < len(world)
+    assert len(kept.u) % 4 == 0
+    np.testing.assert_array_equal(np.sort(kept.u), np.sort(plain._threshold_data.u))
+
+
+def test_evidence_that_was_not_asked_of_all(world, new):
+    """NaN is integrated out; a column of nothing but NaN is refused."""
+    gaps = np.arange(len(world)) % 3 > 0
+    strong = np.where(gaps, np.nan, world.wrong + 0.1 * np.cos(np.arange(len(world))))
+    fuse = Fuse(normalize="none").fit(dataclasses.replace(world, evidence={"asked": strong}))
+    later = np.where(np.arange(len(new)) % 2 > 0, np.nan, 1.0)
+    found = fuse.score(dataclasses.replace(new, evidence={"asked": later}))
+    assert np.all(found.shares["asked"][1::2] == 0.0)
+    assert np.all(found.shares["asked"][::2] > 0.1)
+    with pytest.raises(InputError, match="asked"):
+        fuse.fit(dataclasses.replace(world, evidence={"asked": np.full(len(world), np.nan)}))
+
+
+def test_inputs_bring_a_competence_prior_with_a_variance_of_its_own(tmp_path):
+    rng = np.random.default_rng(0)
+
+    def table(size):
+        x = rng.standard_normal((size, 6))
+        wrong = x[:, 0] + 0.7 * rng.standard_normal(size) > 0.8
+        weak = wrong + 1.5 * rng.standard_normal(size)
+        said = [Samples(["a"], answer="a", answer_logprobs=[-v]) for v in np.exp(weak)]
+        return said, wrong, x
+
+    said, wrong, x = table(900)
+    fuse = Fuse().fit(said, wrong, inputs=x)
+    assert fuse.model.vector.prior_names == ("competence",)
+    later, truth, y = table(2000)
+    plain = Fuse(competence=False).fit(said, wrong, inputs=x)
+    gain = metrics.auroc(fuse.score(later, inputs=y).u, truth)
+    assert gain > metrics.auroc(plain.score(later, inputs=y).u, truth) + 0.1
+    near, far = (fuse.score(later[:5], inputs=scale * y[:5]) for scale in (1.0, 50.0))
+    assert np.all(far.sigma0 > near.sigma0)
+    assert np.all(far.prior_weight < near.prior_weight)
+    without = fuse.score(later)
+    np.testing.assert_allclose(without.m0, 0.0)
+    fuse.save(tmp_path / "fit")
+    again = Fuse.load(tmp_path / "fit")
+    np.testing.assert_array_equal(again.score(later, inputs=y).u, fuse.score(later, inputs=y).u)

@@ -15,6 +15,7 @@ from tests.pipeline.conftest import with_topics
 from fusevlm import metrics, simulate
 from fusevlm.config import CalibrateConfig, EvaluateConfig, RowConfig, SweepConfig, make_config
 from fusevlm.errors import InputError
+from fusevlm.fuse.estimator import divide
 from fusevlm.maths.logistic import RIDGES, unit_folds
 from fusevlm.pipeline.measure import gains, measure, outcome_of
 from fusevlm.pipeline.methods import (
@@ -177,7 +178,7 @@ def stack_by_scikit_learn(known, new, tune):
 def test_stacked_is_a_regression_on_all_baselines_there_are(fitted, applied, splits):
     """The tuning part alone teaches; the prior's statistic is not read, whatever it is."""
     known, new = splits
-    tune = np.sort(np.random.default_rng(CONFIG.seed).permutation(120)[60:])
+    tune, _ = divide(known.units, CONFIG.threshold_share, CONFIG.seed)
     found = applied["stacked"]
     np.testing.assert_allclose(found.u, stack_by_scikit_learn(known, new, tune), atol=2e-4)
     np.testing.assert_array_equal(found.p_wrong, found.u)
@@ -189,7 +190,7 @@ def test_stacked_is_a_regression_on_all_baselines_there_are(fitted, applied, spl
 
 def test_stacked_takes_thresholds_from_queries_it_did_not_learn_on(fitted, splits):
     known = splits[0]
-    held = np.sort(np.random.default_rng(CONFIG.seed).permutation(120)[:60])
+    _, held = divide(known.units, CONFIG.threshold_share, CONFIG.seed)
     turned = known.wrong.copy()
     turned[held] = ~turned[held]
     other = fit_method("stacked", replace(known, wrong=turned), CONFIG)
@@ -259,7 +260,6 @@ SPLIT = {
     "paper_intercept_a0": NOTHING,
 }
 OWN_P = (
-    "practical",
     "paper_logistic",
     "paper_global",
     "stacked",
@@ -290,16 +290,13 @@ def test_calibrate_changes_every_cell_that_it_should_and_no_other(key, scored, u
 
 @pytest.mark.parametrize("name", ["g_nll", "practical", "paper", "paper_global"])
 def test_both_ways_to_p_wrong_are_those_of_scikit_learn(name, scored, usual):
-    """Platt is a logistic regression on tuning scores; min–max their range, clipped."""
+    """Platt is a logistic regression on the scores kept apart; min–max their range, clipped."""
     known, new = scored
     found = fit_method(name, known, CONFIG)
-    if name == "g_nll":
-        tune = np.isin(known.columns["g_nll"], found.values.tuning)
-    elif name == "practical":
-        tune = np.sort(np.random.default_rng(0).permutation(120)[60:])
-    else:
-        tune = np.arange(120)
-    u, wrong = found.apply(known).u[tune][:, None], known.wrong[tune]
+    held = np.arange(120)
+    if name in ("g_nll", "practical"):
+        _, held = divide(known.units, CONFIG.threshold_share, CONFIG.seed)
+    u, wrong = found.apply(known).u[held][:, None], known.wrong[held]
     applied = found.apply(new)
     # Platt's smoothed targets: each query counts as wrong by its target and as right by the rest
     target = np.where(wrong, (wrong.sum() + 1) / (wrong.sum() + 2), 1 / ((~wrong).sum() + 2))
