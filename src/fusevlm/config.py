@@ -307,14 +307,20 @@ def read_toml(source: Path) -> dict[str, Any]:
         raise InputError(f"{source} is not TOML: {error}.") from error
 
 
-def demo_config(limit: int = 2000, seed: int = 0) -> Config:
-    """configs/demo.toml: a quarter of ``limit`` queries to calibrate, the rest to test."""
-    quarter = checks.count(limit, "limit", least=40) // 4
+# of the demo: the strongest on development images; "stacked" combines them and two more
+DEMO_BASELINES = ("g_nll", "umpire", "clm_max", "ntl", "ln_entropy", "huq")
+
+
+def demo_config(limit: int = 3000, seed: int = 0) -> Config:
+    """configs/demo.toml: half of ``limit`` queries to calibrate, the rest to test."""
+    half = checks.count(limit, "limit", least=40) // 2
+    forms = ("practical", "paper", "evidence-only", "prior-only", "stacked")
     tree = {
         "name": "demo",
-        "data": {"n_calibration": quarter, "n_test": limit - quarter, "unit": "image_id"},
+        "data": {"n_calibration": half, "n_test": limit - half, "unit": "image_id"},
         "sample": {"seed": seed},
-        "calibrate": {"seed": seed},
+        "score": {"baselines": [*DEMO_BASELINES, "semantic_entropy_rao", "eigenscore"]},
+        "calibrate": {"seed": seed, "methods": [*forms, *DEMO_BASELINES]},
         "evaluate": {
             "seed": seed,
             "slices": ["severity", "answer_type", "source"],

@@ -58,7 +58,7 @@ def test_a_changed_setting_is_refused_then_redone(run, capsys):
     words = ["evaluate", str(run), "--set", "evaluate.risk=0.4"]
     assert main(words) == 1
     err = capsys.readouterr().err
-    assert "evaluate is stale: evaluate.risk was 0.2 and is now 0.4" in err
+    assert "evaluate is stale: evaluate.risk was 0.05 and is now 0.4" in err
     assert f"Run: fusevlm evaluate {run} --set evaluate.risk=0.4 --redo\n" in err
     assert main([*words, "--redo"]) == 0
     assert "answering at risk 0.4" in capsys.readouterr().out
@@ -235,7 +235,7 @@ def test_validate_says_which_scores_the_settings_leave_out(tmp_path, capsys):
     path.write_text("[semantics]\nmeanings = 'none'\n[sample]\nlayers = ['last']\n")
     main(["validate", str(path), "--run", str(tmp_path / "run")])
     out = capsys.readouterr().out
-    assert "semantic_entropy_kuhn (need meanings: semantics.meanings = 'string', 'nli'" in out
+    assert "semantic_entropy_probe (need meanings: semantics.meanings = 'string', 'nli'" in out
     assert "absent: p_true (need p_true: semantics.p_true = true)" in out
     assert "absent: eigenscore, eigenscore_code (need middle: 'middle' among sample.layers)" in out
     words = ["--set", 'score.baselines=["p_true", "g_nll"]', "--set", "semantics.p_true=true"]

@@ -50,7 +50,7 @@ def painted(pixels):
 def test_splits_are_disjoint_by_image():
     ids = [s.image_id for name in scenes.SPLITS for s in scenes.split(name)]
     assert len(ids) == len(set(ids))
-    assert len(scenes.split("calibration")) == 300
+    assert len(scenes.split("calibration")) == 600
     assert len(scenes.split("dev")) == 200
 
 

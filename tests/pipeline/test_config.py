@@ -43,7 +43,7 @@ def test_a_file_sets_what_it_names_and_nothing_else(tmp_path):
 def test_a_config_survives_as_plain_data():
     config = demo_config(400, seed=3)
     assert make_config(as_tree(config), "copy") == config
-    assert (config.data.n_calibration, config.data.n_test) == (100, 300)
+    assert (config.data.n_calibration, config.data.n_test) == (200, 200)
 
 
 def test_a_limit_only_ever_lowers_the_numbers_of_queries():

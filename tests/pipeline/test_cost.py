@@ -206,6 +206,6 @@ def test_a_run_has_a_dry_run_too(capsys):
     assert "train.jsonl  (size unknown, missing" in text
     assert "sampling: number of queries unknown" in text
     assert main(["run", "configs/demo.toml", "--dry-run"]) == 0
-    assert "demo: 2000 queries × 20 samples" in capsys.readouterr().out
+    assert "demo: 3000 queries × 20 samples" in capsys.readouterr().out
     assert main(["run", "configs/demo.toml", "--dry-run", "--bandwidth", "0"]) == 1
     assert "--bandwidth is 0" in capsys.readouterr().err

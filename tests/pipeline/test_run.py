@@ -54,7 +54,7 @@ def test_a_later_key_leaves_earlier_stages_alone(run):
     assert {name: state.kind for name, state in found.items() if state.kind != "fresh"} == {
         "evaluate": "stale"
     }
-    assert "evaluate.risk was 0.2 and is now 0.3" in found["evaluate"].reason
+    assert "evaluate.risk was 0.05 and is now 0.3" in found["evaluate"].reason
 
 
 def test_an_earlier_stage_made_again_differently_makes_the_next_stale(run):

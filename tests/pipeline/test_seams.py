@@ -138,6 +138,8 @@ RUNS = {
         "semantics.rephrase": "templates",
         "semantics.complement": "templates",
         "semantics.complement_samples": 2,
+        "calibrate.evidence": ["complement", "rephrasing", "margin", "distinct"],
+        "evaluate.risks": [0.3],
         "sample.model": "huggingface:vlm",
         "adapter.statistics": ["s_image", "mahalanobis_image", "laplace_text"],
         "score.criterion": "exact_match_majority",
