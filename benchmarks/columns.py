@@ -1,6 +1,6 @@
 """All that methods read of a run's queries, small enough to keep: ``python -m benchmarks.columns``.
 
-``python -m benchmarks.columns RUN --out benchmarks/columns/seed-1.npz``
+``python -m benchmarks.columns RUN --out benchmarks/seeds/seed-1.npz``
 
 One row per query: unit, split, label, what is known of the picture, every baseline's score, the
 prior statistics, the evidence, and the leading components of the inputs (fitted on calibration
