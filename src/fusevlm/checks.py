@@ -59,7 +59,7 @@ def vector(value: Any, name: str, *, length: int | None = None, gaps: bool = Fal
         raise InputError(f"{name} is empty; expected at least one value.")
     if length is not None and array.size != length:
         raise InputError(f"{name} has {array.size} value(s); expected {length}, one per query.")
-    if gaps and not np.isnan(array).all():
+    if gaps:
         finite(array[~np.isnan(array)], name)
         return array
     return finite(array, name)

@@ -368,8 +368,8 @@ def test_queries_of_one_unit_are_never_separated(world):
     np.testing.assert_array_equal(np.sort(kept.u), np.sort(plain._threshold_data.u))
 
 
-def test_evidence_that_was_not_asked_of_all(world, new):
-    """NaN is integrated out; a column of nothing but NaN is refused."""
+def test_evidence_that_was_not_asked_of_all(world, new, caplog):
+    """NaN is integrated out; a column that hardly any query has is left out, and said."""
     gaps = np.arange(len(world)) % 3 > 0
     strong = np.where(gaps, np.nan, world.wrong + 0.1 * np.cos(np.arange(len(world))))
     fuse = Fuse(normalize="none").fit(dataclasses.replace(world, evidence={"asked": strong}))
@@ -377,8 +377,17 @@ def test_evidence_that_was_not_asked_of_all(world, new):
     found = fuse.score(dataclasses.replace(new, evidence={"asked": later}))
     assert np.all(found.shares["asked"][1::2] == 0.0)
     assert np.all(found.shares["asked"][::2] > 0.1)
-    with pytest.raises(InputError, match="asked"):
-        fuse.fit(dataclasses.replace(world, evidence={"asked": np.full(len(world), np.nan)}))
+    alone = dataclasses.replace(new.take([0]), evidence={"asked": [np.nan]})
+    np.testing.assert_array_equal(fuse.score(alone).shares["asked"], 0.0)
+    plain = Fuse(normalize="none").fit(world)
+    for asked in (0, 12):
+        rare = np.where(np.arange(len(world)) < asked, 1.0 * np.arange(len(world)), np.nan)
+        caplog.clear()
+        with caplog.at_level(logging.WARNING):
+            other = Fuse(normalize="none").fit(dataclasses.replace(world, evidence={"asked": rare}))
+        assert "too few to weigh it" in caplog.text
+        given = dataclasses.replace(new, evidence={"asked": np.ones(len(new))})
+        np.testing.assert_array_equal(other.score(given).u, plain.score(new).u)
 
 
 def test_inputs_bring_a_competence_prior_with_a_variance_of_its_own(tmp_path):

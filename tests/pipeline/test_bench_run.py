@@ -276,7 +276,7 @@ def test_an_absent_baseline_is_explained_by_its_setting(home, bench_words):
     ("change", "metric", "moved"),
     [
         ("calibrate.probability=isotonic", "ece", "practical"),
-        ("calibrate.threshold_share=0.3", "ece", "g_nll"),
+        ("calibrate.threshold_share=0.8", "ece", "g_nll"),
         ("calibrate.seed=5", "ece", "g_nll"),
     ],
 )

@@ -32,7 +32,7 @@ from fusevlm.fuse.presets import Options
 from fusevlm.fuse.prior import Statistics, fit_statistics
 from fusevlm.fuse.scalar import ScalarModel, fit_scalar
 from fusevlm.fuse.tuning import choose_alpha
-from fusevlm.fuse.vector import VectorModel, fit_vector
+from fusevlm.fuse.vector import MIN_PER_CLASS, VectorModel, fit_vector
 from fusevlm.maths import fusion
 from fusevlm.maths.whitening import Whitener
 from fusevlm.types import Queries, Scores
@@ -125,6 +125,8 @@ def fit_model(queries: Queries, options: Options) -> Model:
         table = evidence_table(responses, alpha, options)
     parts = _parts(queries, table, options)
     _tell_of_missing(parts, options)
+    unasked = [name for name, values in parts.items() if _rarely_asked(name, values, wrong)]
+    parts = {name: values for name, values in parts.items() if name not in unasked}
     found = _fit_likelihood(parts, table, known, wrong, options)
     model = Model(
         whitener,
@@ -135,7 +137,8 @@ def fit_model(queries: Queries, options: Options) -> Model:
         {
             name: [float(np.nanmin(v)), float(np.nanmax(v))]
             for name, v in {**parts, **_ranged(known, options)}.items()
-        },
+        }
+        | {name: [0.0, 0.0] for name in unasked},  # known by name, and not used
         np.zeros(0),
         statistics,
         widths,
@@ -293,6 +296,27 @@ def _parts(
             "values} (semantic entropy is a good one for black-box models)."
         )
     return parts
+
+
+def _rarely_asked(name: str, values: FloatArray, wrong: BoolArray | None) -> bool:
+    """Whether evidence with gaps is known of too few calibration queries to be weighed."""
+    known = ~np.isnan(values)
+    if known.all():
+        return False
+    few = int(known.sum()) < MIN_PER_CLASS
+    if wrong is not None:
+        few = min(int(wrong[known].sum()), int((~wrong[known]).sum())) < MIN_PER_CLASS
+    if few:
+        logger.warning(
+            "%r was asked of %d of %d calibration queries, too few to weigh it (%d right and %d "
+            "wrong are needed): going without.",
+            name,
+            int(known.sum()),
+            len(known),
+            MIN_PER_CLASS,
+            MIN_PER_CLASS,
+        )
+    return few
 
 
 def _tell_of_missing(parts: Parts, options: Options) -> None:
