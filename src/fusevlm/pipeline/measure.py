@@ -138,9 +138,9 @@ def _in_slice(
                 row[f"coverage_{rule}"] = value("base_accuracy", chosen, ~answered[mask])
                 row[f"risk_{rule}"] = value(risk_of_answered, chosen)
         for risk in config.risks if name == WHOLE else ():
-            chosen = outcome.certified.get(risk)
+            sure = outcome.certified.get(risk)
             row[certified_at(risk)] = (
-                None if chosen is None else value("base_accuracy", chosen.astype(float), ~chosen)
+                None if sure is None else value("base_accuracy", sure.astype(np.float64), ~sure)
             )
         table[method] = row
     return {

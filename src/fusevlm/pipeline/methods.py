@@ -474,12 +474,10 @@ def _fit_form(method: Method, fuse: Fuse, queries: Queries, config: CalibrateCon
 
 def _given(queries: Queries, method: Method) -> Queries:
     """The queries as a method is given them: evidence alone, or for scalar fusion with s alone."""
-    if method.uses == "evidence":
-        return replace(queries, prior={}, inputs={})
     if resolve(method.preset, dict(method.options)).fusion == "scalar":
         prior = {"s": queries.s} if queries.prior else {}
-        return replace(queries, prior=prior, inputs={}, evidence={})
-    return queries
+        queries = replace(queries, prior=prior, inputs={}, evidence={})
+    return replace(queries, prior={}, inputs={}) if method.uses == "evidence" else queries
 
 
 def _ranked(options: Mapping[str, Any], queries: Queries) -> dict[str, Any]:
