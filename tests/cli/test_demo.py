@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from fusevlm.config import demo_config
 from fusevlm.embedded import weights_folder
 
 pytestmark = [
@@ -33,7 +34,7 @@ def test_two_demos_agree_byte_for_byte(tmp_path):
         assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes(), name
     results = json.loads((tmp_path / "a" / "evaluate" / "results.json").read_text())
     whole = results["slices"][0]
-    assert set(whole["methods"]) == {"practical", "paper", "evidence-only", "prior-only", "g_nll"}
+    assert tuple(whole["methods"]) == demo_config().calibrate.methods
     for row in whole["methods"].values():
         assert f"{row['auroc']['estimate']:.3f} [" in out
     assert {"in distribution", "severity 0", "answer_type number", "source derived"} <= {
