@@ -309,9 +309,10 @@ def read_toml(source: Path) -> dict[str, Any]:
 
 # of the demo: the strongest on development images; "stacked" combines them and two more
 DEMO_BASELINES = ("g_nll", "umpire", "clm_max", "ntl", "ln_entropy", "huq")
+DEMO_QUERIES = 3000
 
 
-def demo_config(limit: int = 3000, seed: int = 0) -> Config:
+def demo_config(limit: int = DEMO_QUERIES, seed: int = 0) -> Config:
     """configs/demo.toml: half of ``limit`` queries to calibrate, the rest to test."""
     half = checks.count(limit, "limit", least=40) // 2
     forms = ("practical", "paper", "evidence-only", "prior-only", "stacked")

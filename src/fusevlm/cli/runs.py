@@ -15,7 +15,7 @@ from pathlib import Path
 
 from fusevlm.cli import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, EXIT_PARTIAL, Verb
 from fusevlm.cli.progress import progress_line
-from fusevlm.config import Config, change_config, demo_config, limited, read_config
+from fusevlm.config import Config, DEMO_QUERIES, change_config, demo_config, limited, read_config
 from fusevlm.errors import InputError, library_quiet
 
 SET_HELP = "section.key=value on top of the config (repeatable)"
@@ -32,7 +32,7 @@ def _add_shared(parser: argparse.ArgumentParser) -> None:
 
 def _add_demo(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--limit", type=int, default=2000, help="queries, a quarter of them to calibrate (2000)"
+        "--limit", type=int, default=DEMO_QUERIES, help="queries, half of them to calibrate (3000)"
     )
     parser.add_argument("--seed", type=int, default=0, help="of sampling and splits (0)")
     parser.add_argument("--out", metavar="DIR", help="run folder (runs/demo…)")
@@ -268,7 +268,7 @@ def _demo(args: argparse.Namespace) -> int:
     for module, extra in needed.items():
         checks.extra(module, "the demo", extra)
     # another limit or seed is another run
-    limit = f"-{args.limit}" if args.limit != 2000 else ""
+    limit = f"-{args.limit}" if args.limit != DEMO_QUERIES else ""
     seed = f"-seed{args.seed}" if args.seed else ""
     folder = Path(args.out) if args.out else Path("runs") / f"demo{limit}{seed}"
     words = ["demo", "--limit", str(args.limit), "--seed", str(args.seed), "--out", str(folder)]
