@@ -15,7 +15,7 @@ from pathlib import Path
 
 from fusevlm.cli import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, EXIT_PARTIAL, Verb
 from fusevlm.cli.progress import progress_line
-from fusevlm.config import Config, DEMO_QUERIES, change_config, demo_config, limited, read_config
+from fusevlm.config import DEMO_QUERIES, Config, change_config, demo_config, limited, read_config
 from fusevlm.errors import InputError, library_quiet
 
 SET_HELP = "section.key=value on top of the config (repeatable)"
