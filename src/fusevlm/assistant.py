@@ -17,7 +17,7 @@ from fusevlm.config import Config, SampleConfig, SemanticsConfig
 from fusevlm.embedded import EMBEDDED
 from fusevlm.errors import ArtefactError, FuseError, InputError
 from fusevlm.fuse.estimator import Fuse
-from fusevlm.types import Query, Samples
+from fusevlm.types import Queries, Query, Samples
 
 if TYPE_CHECKING:
     from fusevlm.models.protocol import Model
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 ANSWER, ABSTAIN = "answer", "abstain"
 COMPLEMENT = "complement"  # evidence that takes the negated question
+MARGIN = "margin"
 
 
 @dataclass(frozen=True)
@@ -189,14 +190,18 @@ class Assistant:
         )
 
     def further(self, query: Query, samples: Samples) -> dict[str, list[float]]:
-        """Evidence of the fit for which the model is asked more, as the stage semantics asks it.
+        """Evidence of the fit beyond what samples hold, as the pipeline makes it.
 
         NaN where it cannot be asked: the complement of a question that is not yes/no.
         """
+        from fusevlm.scores.likelihood import margin_column
         from fusevlm.semantics.find import Tools, find_semantics
 
+        found: dict[str, list[float]] = {}
+        if MARGIN in self.fuse.model.ranges:
+            found[MARGIN] = margin_column(Queries([query.id], [samples])).tolist()
         if COMPLEMENT not in self.fuse.model.ranges:
-            return {}
+            return found
         wanted = self.semantics
         if wanted.complement == "none":
             wanted = replace(wanted, complement="templates")
@@ -204,7 +209,8 @@ class Assistant:
             wanted, load_vlm=lambda: self.model, generator=str, cache=os.devnull
         )  # no pair is judged
         (known,) = find_semantics(tools, [(query, samples)], {COMPLEMENT})
-        return {COMPLEMENT: [float("nan") if known.complement is None else known.complement]}
+        share = float("nan") if known.complement is None else known.complement
+        return {**found, COMPLEMENT: [share]}
 
 
 def _chosen(given: Mapping[str, Any], names: Iterable[str], what: str) -> dict[str, Any]:

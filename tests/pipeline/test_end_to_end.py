@@ -290,6 +290,20 @@ def test_ask_asks_the_negated_question_where_the_fit_had_it(home, done):
     assert plain.further(query, said.samples) == {}
 
 
+def test_ask_gives_a_fit_with_margins_its_own(home, done):
+    """As the pipeline's column has it: minus the least margin of the judged answer."""
+    run, _, _ = done
+    table, _ = read_scored(run, read_run(run), states={"embeddings"})
+    column = np.random.default_rng(0).uniform(size=len(table))
+    fuse = Fuse().fit(table.samples, table.wrong, s=table.s, extra={"margin": column})
+    asking = replace(load(run), fuse=fuse)
+    query = fusevlm.types.Query("ask", "what colour", [load_image(home / "test-3.png")])
+    (said,) = asking.model.sample([query], 4, stratified(4, seed=4), 4)
+    least = min(said.samples.answer_margins)
+    assert asking.further(query, said.samples) == {"margin": [pytest.approx(-least)]}
+    assert np.isfinite(asking.ask(query.images[0], query.question).u)
+
+
 def test_ask_with_an_older_fit_gives_it_what_it_had(home, done):
     """One unnamed statistic and no inputs; none at all; and what no question has."""
     run, _, _ = done

@@ -17,6 +17,7 @@ from fusevlm.config import CalibrateConfig, EvaluateConfig, RowConfig, SweepConf
 from fusevlm.errors import InputError
 from fusevlm.fuse.estimator import divide
 from fusevlm.maths.logistic import RIDGES, unit_folds
+from fusevlm.pipeline.calibrate import check as check_calibration
 from fusevlm.pipeline.measure import gains, measure, outcome_of
 from fusevlm.pipeline.methods import (
     EMPIRICAL,
@@ -445,3 +446,33 @@ def test_gain_of_fusing_over_each_source(fitted, splits):
     assert gains(outcomes, replace(splits[1], wrong=np.ones(200)), config) == {}  # no AUROC
     del outcomes["paper"]
     assert set(gains(outcomes, splits[1], config)) == {"evidence-only"}
+
+
+@pytest.mark.parametrize(
+    ("tree", "message"),
+    [
+        ({"calibrate": {"evidence": ["complement"]}}, "set semantics.complement"),
+        ({"calibrate": {"evidence": ["rephrasing"]}}, "set semantics.rephrase"),
+        (
+            {
+                "calibrate": {"evidence": ["rephrasing"]},
+                "semantics": {"rephrase": "templates"},
+                "score": {"baselines": ["g_nll"]},
+            },
+            "have 'neighborhood' among score.baselines",
+        ),
+        (
+            {"calibrate": {"evidence": ["distinct"]}, "score": {"baselines": ["g_nll"]}},
+            "which score.baselines leaves out",
+        ),
+        ({"calibrate": {"evidence": ["marginn"]}}, "Did you mean 'margin'"),
+    ],
+)
+def test_evidence_that_the_settings_cannot_bring_is_refused_at_once(tree, message):
+    with pytest.raises(InputError, match=message):
+        check_calibration(make_config(tree, "here"))
+    good = {
+        "calibrate": {"evidence": ["complement", "rephrasing", "margin", "distinct"]},
+        "semantics": {"complement": "templates", "rephrase": "templates"},
+    }
+    check_calibration(make_config(good, "here"))

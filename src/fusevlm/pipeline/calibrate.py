@@ -7,7 +7,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from fusevlm.config import Config
+from fusevlm import checks
+from fusevlm.config import NONE, Config
 from fusevlm.errors import ArtefactError, FuseError, InputError
 from fusevlm.pipeline.methods import (
     Fitted,
@@ -19,8 +20,8 @@ from fusevlm.pipeline.methods import (
     needs_of_methods,
 )
 from fusevlm.pipeline.run import Work
-from fusevlm.pipeline.score import read_scored
-from fusevlm.scores import SCORES
+from fusevlm.pipeline.score import EVIDENCE, read_scored
+from fusevlm.scores import SCORES, needs_of
 from fusevlm.store import read_json, save_json
 from fusevlm.store.runs import SECONDS, require
 from fusevlm.types import Queries
@@ -29,8 +30,24 @@ ABSENT = "absent.json"  # methods that could not be fitted, and why
 
 
 def check(config: Config) -> None:
-    """Refuse methods, and rows of the config's own, that cannot be: before any stage begins."""
+    """Refuse methods, rows and evidence that cannot be: before any stage begins."""
     check_methods(config.calibrate)
+    computed = config.score.baselines or tuple(SCORES)
+    for name in config.calibrate.evidence:
+        checks.known(name, [*EVIDENCE, *SCORES], "evidence")
+        if name == "complement" and config.semantics.complement == NONE:
+            raise InputError("calibrate.evidence names 'complement': set semantics.complement.")
+        if name == "rephrasing" and (
+            config.semantics.rephrase == NONE or "rephrasings" not in needs_of(computed)
+        ):
+            raise InputError(
+                "calibrate.evidence names 'rephrasing': set semantics.rephrase, and have "
+                "'neighborhood' among score.baselines."
+            )
+        if name in SCORES and name not in computed:
+            raise InputError(
+                f"calibrate.evidence names {name!r}, which score.baselines leaves out."
+            )
 
 
 class Tables:
