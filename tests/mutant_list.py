@@ -310,7 +310,7 @@ MUTANTS = [
            "found |= {p.query_id: _say(error) for p in group}",
            "models/test_bad_queries.py::test_out_of_memory_together_is_tried_one_by_one"),
     # ----------------------------------------------------------------------------------- priors
-    Mutant("left-out rows keep their mean", "priors/activations.py:left_out_mahalanobis",
+    Mutant("left-out rows keep their mean", "maths/gaussians.py:left_out_mahalanobis",
            "C[own] + t / n", "C[own]",
            "priors/test_activations.py::"
            "test_left_out_values_are_those_of_a_fit_without_the_unit[1-40-6]"),
@@ -535,8 +535,8 @@ MUTANTS = [
            "v.tuning", "v.held",
            "pipeline/test_evaluate.py::"
            "test_candidates_of_the_guarantee_come_from_the_tuning_scores"),
-    Mutant("the guarantee compared with other scores", "pipeline/methods.py:Applied.answers",
-           "self.u_guaranteed if rule == GUARANTEED else self.u_empirical", "self.u_empirical",
+    Mutant("the guarantee compared with other scores", "pipeline/methods.py:Applied.decide",
+           "self.guaranteed if rule == GUARANTEED else self.empirical", "self.empirical",
            "pipeline/test_measure.py::"
            "test_the_guaranteed_threshold_is_compared_with_its_own_scores"),
     Mutant("prior-only is s", "pipeline/methods.py:READOUTS", "scores.m0", "queries.s",

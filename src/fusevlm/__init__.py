@@ -14,10 +14,12 @@ if TYPE_CHECKING:
     from fusevlm.errors import FuseError
     from fusevlm.fuse import simulate, thresholds
     from fusevlm.fuse.estimator import Fuse
+    from fusevlm.fuse.results import Decisions, Scores
     from fusevlm.maths.evidence import semantic_evidence
     from fusevlm.maths.wishart import wishart_moments
+    from fusevlm.priors.pictures import picture_statistics
     from fusevlm.semantics.sentences import sentence_vectors
-    from fusevlm.types import Decisions, Queries, Samples, Scores
+    from fusevlm.types import Queries, Samples
 
 __version__ = "0.1.0"
 
@@ -31,6 +33,7 @@ __all__ = [
     "__version__",
     "load",
     "metrics",
+    "picture_statistics",
     "semantic_evidence",
     "sentence_vectors",
     "simulate",
@@ -39,14 +42,15 @@ __all__ = [
 ]
 
 _HOME = {
-    "Decisions": "fusevlm.types:Decisions",
+    "Decisions": "fusevlm.fuse.results:Decisions",
     "Fuse": "fusevlm.fuse.estimator:Fuse",
     "FuseError": "fusevlm.errors:FuseError",
     "Queries": "fusevlm.types:Queries",
     "Samples": "fusevlm.types:Samples",
-    "Scores": "fusevlm.types:Scores",
+    "Scores": "fusevlm.fuse.results:Scores",
     "load": "fusevlm.assistant:load",
     "metrics": "fusevlm.metrics",
+    "picture_statistics": "fusevlm.priors.pictures:picture_statistics",
     "semantic_evidence": "fusevlm.maths.evidence:semantic_evidence",
     "sentence_vectors": "fusevlm.semantics.sentences:sentence_vectors",
     "simulate": "fusevlm.fuse.simulate",

@@ -17,6 +17,7 @@ from fusevlm.config import Config, SampleConfig, SemanticsConfig
 from fusevlm.embedded import EMBEDDED
 from fusevlm.errors import ArtefactError, FuseError, InputError
 from fusevlm.fuse.estimator import Fuse
+from fusevlm.fuse.results import LIKELY_WRONG, NOTHING_CERTIFIED, UNLIKE
 from fusevlm.types import Queries, Query, Samples
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ MARGIN = "margin"
 
 @dataclass(frozen=True)
 class Answer:
-    """What ``ask`` found. The first eight fields are those of ``fusevlm ask --json``."""
+    """What ``ask`` found. The first nine fields are those of ``fusevlm ask --json``."""
 
     answer: str
     samples: dict[str, int]  # sampled answers with counts, most frequent first
@@ -42,13 +43,14 @@ class Answer:
     u: float
     p_wrong: float
     decision: str  # answer or abstain
+    reason: str  # of abstaining; empty where the decision is answer
     threshold: float  # answer iff u is at most this; −inf: nothing can be certified
     risk: float
     delta: float
-    out_of_range: bool  # beyond what calibration saw
+    novelty: float  # p-value of being like the calibration's queries; NaN: not judged
 
     def as_dict(self) -> dict[str, Any]:
-        """The eight fields of the JSON form."""
+        """The nine fields of the JSON form."""
         return {name: getattr(self, name) for name in JSON_FIELDS}
 
     def __str__(self) -> str:
@@ -93,18 +95,29 @@ class Answer:
         )
 
     def _why(self) -> str:
-        if self.threshold == float("-inf"):
+        if self.reason.startswith(UNLIKE):
+            return f"{self.reason}; p = {self.novelty:.2g}"
+        if self.reason == NOTHING_CERTIFIED:
             return f"no threshold can be certified for risk {self.risk:g}"
+        if self.reason == LIKELY_WRONG:
+            return self.reason
         sign = "≤" if self.decision == ANSWER else ">"
         return f"u* {self.u:.3f} {sign} {self.threshold:.3f}, the limit for risk {self.risk:g}"
 
     def _notes(self) -> list[str]:
-        if not self.out_of_range:
-            return []
-        return ["", "note: beyond what calibration saw; probability and guarantee may not hold."]
+        """What the figures do not say."""
+        if self.reason.startswith(UNLIKE):
+            return ["", "note: P(wrong) is that of queries like the calibration's; of others it is "
+                    "not known."]  # fmt: skip
+        if self.decision == ANSWER:
+            return ["", f"note: of all questions that are answered, at most {self.risk:.0%} are "
+                    f"answered wrongly; of this one the probability is P(wrong)."]  # fmt: skip
+        return []
 
 
-JSON_FIELDS = ("answer", "samples", "m0", "evidence", "m_post", "u", "p_wrong", "decision")
+JSON_FIELDS = (
+    "answer", "samples", "m0", "evidence", "m_post", "u", "p_wrong", "decision", "reason",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)
@@ -147,11 +160,12 @@ class Assistant:
         (found,) = self.model.sample([query], n, heat, seed)
         if found.samples is None:
             raise FuseError(f"the model gave no answer: {found.error}")
-        s, inputs = self._known(picture, question, found.prompt_layers)
+        s, inputs, views = self._known(picture, question, found.prompt_layers)
         scores = self.fuse.score(
             [found.samples],
             s=s or None,
             inputs=inputs or None,
+            views=views or None,
             extra=self.further(query, found.samples) or None,
         )
         decided = self.fuse.decide(scores, risk=risk, delta=delta)
@@ -163,18 +177,21 @@ class Assistant:
             evidence=float(scores.evidence[0]),
             m_post=float(scores.m_post[0]),
             u=float(scores.u[0]),
-            p_wrong=float(self.fuse.predict_proba(scores)[0]),
+            p_wrong=float(decided.p_wrong[0]),
             decision=ANSWER if bool(decided.answer[0]) else ABSTAIN,
+            reason=decided.reason[0],
             threshold=float(theta.threshold),
             risk=risk,
             delta=delta,
-            out_of_range=bool(scores.out_of_range[0]),
+            novelty=float(scores.novelty[0]),
         )
 
     def _known(
         self, picture: Any, question: str, prompt_layers: Mapping[str, Any]
-    ) -> tuple[dict[str, Any], dict[str, Any]]:
-        """The prior statistics and inputs that the fit had, of one query, by name."""
+    ) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+        """The prior statistics, inputs and views that the fit had, of one query, by name."""
+        from fusevlm.pipeline.embed import image_view
+
         image, text = self.towers.image_features([picture]), self.towers.texts([question])
         given = dict(self.adapter.statistics(image.vectors, text.vectors))
         if self.references is not None:
@@ -183,10 +200,17 @@ class Assistant:
         inputs = {"image": image.vectors, "text": text.vectors}
         if self.sample.prompt_layer in prompt_layers:
             inputs["prompt"] = np.asarray(prompt_layers[self.sample.prompt_layer])[None]
+        views = {
+            "image": image_view(image, [picture]),
+            "question": text.activations,
+            "question_words": [question],
+        }
         fitted = self.fuse.model
+        judged = {} if fitted.novelty is None else fitted.novelty.views
         return (
             _chosen(given, fitted.statistics.names, "prior statistic"),
             _chosen(inputs, fitted.input_widths, "input"),
+            _chosen(views, judged, "view") if set(judged) <= set(views) else {},
         )
 
     def further(self, query: Query, samples: Samples) -> dict[str, list[float]]:
@@ -198,9 +222,9 @@ class Assistant:
         from fusevlm.semantics.find import Tools, find_semantics
 
         found: dict[str, list[float]] = {}
-        if MARGIN in self.fuse.model.ranges:
+        if MARGIN in self.fuse.model.asked:
             found[MARGIN] = margin_column(Queries([query.id], [samples])).tolist()
-        if COMPLEMENT not in self.fuse.model.ranges:
+        if COMPLEMENT not in self.fuse.model.asked:
             return found
         wanted = self.semantics
         if wanted.complement == "none":

@@ -65,6 +65,19 @@ def vector(value: Any, name: str, *, length: int | None = None, gaps: bool = Fal
     return finite(array, name)
 
 
+def same_names(given: Iterable[str], known: Iterable[str], what: str) -> None:
+    """Refuse names that the fit did not have, and the lack of those it had."""
+    given, known = list(given), list(known)
+    for name in given:
+        if name not in known:
+            raise InputError(
+                f"{what} holds {name!r}, which the fit did not have.{hint(name, known)}"
+            )
+    for name in known:
+        if name not in given:
+            raise InputError(f"{what} lacks {name!r}, which the fit had.{hint(name, given)}")
+
+
 def matrix(value: Any, name: str) -> FloatArray:
     """A finite, two-dimensional float64 array with at least one row and one column."""
     array = as_floats(value, name)

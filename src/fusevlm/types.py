@@ -11,22 +11,16 @@ Axis names: N queries, n samples of one query, d features of a hidden state.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from html import escape
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from fusevlm import checks
 from fusevlm.checks import BoolArray, FloatArray, IntArray
 from fusevlm.errors import InputError
-
-if TYPE_CHECKING:
-    import pandas as pd
-    import pyarrow as pa
-
-    from fusevlm.fuse.thresholds import GroupThresholds, Threshold
 
 
 @dataclass(frozen=True, eq=False)
@@ -283,6 +277,7 @@ class Queries:
     prior         prior statistics by name, [N] each: from the input alone
     evidence      further evidence by name, [N] each, larger = less sure; NaN: not asked of it
     inputs        embeddings of the inputs by name, [N, D] each
+    views         how the inputs look, by name, [N, D] or texts: what novelty is judged by
     columns       anything else by name, one entry per query: metadata, scores
     units         [N] names; queries of one unit are resampled together (default: each its own)
     fit           rows of the calibration queries, whose labels methods may read; None: not split
@@ -299,6 +294,7 @@ class Queries:
     prior: Mapping[str, Any] = field(default_factory=dict)
     evidence: Mapping[str, Any] = field(default_factory=dict)
     inputs: Mapping[str, Any] = field(default_factory=dict)
+    views: Mapping[str, Any] = field(default_factory=dict)
     columns: Mapping[str, Any] = field(default_factory=dict)
     units: Sequence[str] | None = None
     fit: Any = None
@@ -331,10 +327,9 @@ class Queries:
                 for name, values in getattr(self, kind).items()
             }
             _set(self, **{kind: given})
-        for name, rows in self.inputs.items():
-            _one_each(rows, f"inputs {name!r}", N)
-        for name, rows in self.answer_states.items():
-            _one_each(rows, f"answer_states {name!r}", N)
+        for kind in ("inputs", "views", "answer_states"):
+            for name, rows in getattr(self, kind).items():
+                _one_each(rows, f"{kind} {name!r}", N)
         if self.fit is not None:
             _set(self, fit=_rows(self.fit, N))
 
@@ -383,7 +378,9 @@ class Queries:
                 "ids", "samples", "wrong", "units", "references", "semantics", "sample_wrong",
             )
         }  # fmt: skip
-        for kind in ("prior", "evidence", "inputs", "columns", "states", "answer_states"):
+        for kind in (
+            "prior", "evidence", "inputs", "views", "columns", "states", "answer_states",
+        ):  # fmt: skip
             changes[kind] = {name: some(values) for name, values in getattr(self, kind).items()}
         return Queries(**changes)
 
@@ -458,105 +455,3 @@ def display_html(title: str, facts: Mapping[str, str]) -> str:
     """The same for a notebook; everything is escaped."""
     rows = (f"<tr><th>{escape(k)}</th><td>{escape(v)}</td></tr>" for k, v in facts.items())
     return f"<table><caption>{escape(title)}</caption>{''.join(rows)}</table>"
-
-
-class _Columns:
-    """One row per query: what :class:`Scores` and :class:`Decisions` share."""
-
-    def columns(self) -> dict[str, np.ndarray[Any, Any]]:
-        raise NotImplementedError
-
-    def _facts(self) -> dict[str, str]:
-        raise NotImplementedError
-
-    def __len__(self) -> int:
-        return len(self.columns()["u"])
-
-    def to_pandas(self) -> pd.DataFrame:
-        """One row per query as a pandas DataFrame (extra ``frames``)."""
-        frames = checks.extra("pandas", "to_pandas()", "frames")
-        table: pd.DataFrame = frames.DataFrame(self.columns())
-        return table
-
-    def to_arrow(self) -> pa.Table:
-        """One row per query as an Arrow table (extra ``frames``)."""
-        return checks.extra("pyarrow", "to_arrow()", "frames").table(self.columns())
-
-    def _title(self) -> str:
-        return f"{type(self).__name__} of {len(self)} queries"
-
-    def __repr__(self) -> str:
-        return display(self._title(), self._facts())
-
-    def _repr_html_(self) -> str:
-        return display_html(self._title(), self._facts())
-
-
-@dataclass(frozen=True, eq=False, repr=False)
-class Scores(_Columns):
-    """Per-query results; every array has one entry per query.
-
-    m_post and sigma_post follow from the other columns by one update (:mod:`fusevlm.maths.fusion`):
-    the evidence is N(intercept + slope·u, tau2) and the prior N(m0, sigma0²). For the ``paper``
-    preset evidence is Ṽ and slope is n; for ``practical`` it is the reduced vector, slope 1.
-    """
-
-    m0: FloatArray
-    sigma0: FloatArray
-    evidence: FloatArray
-    intercept: FloatArray
-    slope: FloatArray
-    tau2: FloatArray
-    m_post: FloatArray
-    sigma_post: FloatArray
-    u: FloatArray
-    prior_weight: FloatArray
-    n_samples: IntArray
-    n_distinct: IntArray
-    out_of_range: BoolArray  # s or the evidence lies outside the calibration range
-    jitter: FloatArray  # absolute, added before the weights; NaN where no log-det was taken
-    parts: Mapping[str, FloatArray] = field(default_factory=dict)  # raw evidence by name
-    shares: Mapping[str, FloatArray] = field(default_factory=dict)  # its share of the precision
-    fit: str = ""  # which fit made them; another fit's are refused
-
-    def columns(self) -> dict[str, np.ndarray[Any, Any]]:
-        """All columns by name, the named evidence as ``evidence_NAME`` and ``share_NAME``."""
-        flat = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "fit"}
-        parts, shares = flat.pop("parts"), flat.pop("shares")
-        flat |= {f"evidence_{name}": values for name, values in parts.items()}
-        flat |= {f"share_{name}": values for name, values in shares.items()}
-        return flat
-
-    def _facts(self) -> dict[str, str]:
-        return {
-            "u": f"{self.u.min():.3g} to {self.u.max():.3g}, mean {self.u.mean():.3g}",
-            "evidence": ", ".join(self.parts) or "unnamed",
-            "prior's weight": f"{np.median(self.prior_weight):.3g} (median)",
-            "out of range": f"{int(self.out_of_range.sum())} queries",
-        }
-
-
-@dataclass(frozen=True, eq=False, repr=False)
-class Decisions(_Columns):
-    """Answer or abstain, per query, and the rule that decided."""
-
-    answer: BoolArray  # True: answer; False: abstain
-    u: FloatArray
-    threshold: Threshold | GroupThresholds
-
-    @property
-    def abstain(self) -> BoolArray:
-        return ~self.answer
-
-    @property
-    def coverage(self) -> float:
-        """Share of these queries that is answered."""
-        return float(np.mean(self.answer))
-
-    def columns(self) -> dict[str, np.ndarray[Any, Any]]:
-        """u and the decision of each query."""
-        return {"u": self.u, "answer": self.answer}
-
-    def _facts(self) -> dict[str, str]:
-        answered = f"{int(self.answer.sum())} of {len(self)} ({self.coverage:.1%})"
-        return {"answered": answered, **self.threshold.facts()}

@@ -12,7 +12,7 @@ from fusevlm import Fuse, Queries, Samples, metrics, simulate
 from fusevlm.errors import InputError, NotFittedError
 from fusevlm.fuse.estimator import divide
 from fusevlm.fuse.presets import PRESETS
-from fusevlm.types import Decisions
+from fusevlm.fuse.results import Decisions
 
 
 @pytest.fixture(scope="module")
@@ -118,8 +118,8 @@ def test_a_statistic_that_does_not_vary_adds_nothing(world, new):
 
 def test_inputs_are_checked_and_carried(tmp_path, world, new):
     rows, fresh = np.ones((300, 5)), np.ones((80, 5))
-    fuse = Fuse().fit(world.samples, world.wrong, s=world.s, inputs=rows)
-    plain = Fuse().fit(world)
+    fuse = Fuse(novelty_level=0).fit(world.samples, world.wrong, s=world.s, inputs=rows)
+    plain = Fuse(novelty_level=0).fit(world)
     same_scores(fuse.score(new.samples, s=new.s, inputs=fresh), plain.score(new))
     fuse.save(tmp_path / "fit")
     for known in (fuse, Fuse.load(tmp_path / "fit")):
@@ -319,7 +319,11 @@ def test_displays_are_short_true_and_escaped(fuse, new):
     assert "<script>" in repr(hostile)
     assert "<script>" not in hostile._repr_html_()
     shut = Decisions(
-        np.zeros(2, bool), np.zeros(2), fuse.threshold(risk=0.001, rule="learn_then_test")
+        np.zeros(2, bool),
+        np.zeros(2),
+        np.zeros(2),
+        ("nothing certified",) * 2,
+        fuse.threshold(risk=0.001, rule="learn_then_test"),
     )
     assert "always abstain" in repr(shut)
 
@@ -327,7 +331,7 @@ def test_displays_are_short_true_and_escaped(fuse, new):
 def test_decisions_as_frames(fuse, new):
     decided = fuse.decide(new, risk=0.3)
     frame, table = decided.to_pandas(), decided.to_arrow()
-    assert list(frame.columns) == table.column_names == ["u", "answer"]
+    assert list(frame.columns) == table.column_names == ["u", "p_wrong", "answer", "reason"]
     np.testing.assert_array_equal(frame["answer"], decided.answer)
     assert len(decided) == len(frame) == 80
 

@@ -7,12 +7,12 @@ import pytest
 
 from fusevlm.config import change_config, make_config
 from fusevlm.errors import InputError
+from fusevlm.maths.gaussians import fit_gaussian, mahalanobis
 from fusevlm.pipeline import adapter
 from fusevlm.pipeline.adapter import read_statistics
 from fusevlm.pipeline.run import Work
 from fusevlm.pipeline.train import share_adapters
 from fusevlm.priors.activations import fit_laplace, log_variance
-from fusevlm.priors.distances import fit_gaussian, mahalanobis
 from fusevlm.store import runs
 from fusevlm.store.generations import EMBEDDINGS
 from fusevlm.store.parts import Parts

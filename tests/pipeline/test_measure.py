@@ -11,7 +11,7 @@ from fusevlm import metrics
 from fusevlm.config import CalibrateConfig, EvaluateConfig
 from fusevlm.fuse import thresholds
 from fusevlm.pipeline.measure import Outcome, differences, measure, outcome_of
-from fusevlm.pipeline.methods import EMPIRICAL, GUARANTEED, Applied, fit_method
+from fusevlm.pipeline.methods import EMPIRICAL, GUARANTEED, Applied, Compared, fit_method
 from fusevlm.types import Queries, Samples
 
 FEW = EvaluateConfig(bootstrap=50)
@@ -24,7 +24,9 @@ def queries(wrong, units=None):
 
 
 def outcome(u, p, answered):
-    return Outcome(Applied(u, p, None, None, u, u, {}), {}, {EMPIRICAL: answered})
+    return Outcome(
+        Applied(u, p, None, None, Compared(u), Compared(u), {}), {}, {EMPIRICAL: answered}
+    )
 
 
 def world(size=60, seed=0):
@@ -96,7 +98,8 @@ def test_decisions_do_not_look_at_the_labels_of_the_queries_they_are_about():
 
 def test_the_guaranteed_threshold_is_compared_with_its_own_scores():
     own, apart = np.array([0.0, 1.0]), np.array([1.0, 0.0])
-    applied = Applied(own, np.zeros(2), None, None, apart, own, {})
+    applied = Applied(own, np.zeros(2), None, None, Compared(apart), Compared(own), {})
     theta = thresholds.empirical([0.0, 0.5, 1.0], [False, False, True], risk=0.2)
-    assert applied.answers(EMPIRICAL, theta).tolist() == [True, False]
-    assert applied.answers(GUARANTEED, theta).tolist() == [False, True]
+    assert applied.decide(EMPIRICAL, theta)[0].tolist() == [True, False]
+    assert applied.decide(GUARANTEED, theta)[0].tolist() == [False, True]
+    assert applied.decide(GUARANTEED, theta)[1] == ("too uncertain", "")

@@ -8,6 +8,7 @@ from sklearn.gaussian_process.kernels import DotProduct
 
 from fusevlm.errors import InputError, NotFittedError
 from fusevlm.maths.covariance import oas_intensity
+from fusevlm.maths.gaussians import fit_gaussian, mahalanobis
 from fusevlm.priors import ActivationPrior
 from fusevlm.priors.activations import (
     STATISTICS,
@@ -16,7 +17,6 @@ from fusevlm.priors.activations import (
     left_out_mahalanobis,
     log_variance,
 )
-from fusevlm.priors.distances import fit_gaussian, mahalanobis
 
 
 def world(N, D, seed=0, *, copies=1):

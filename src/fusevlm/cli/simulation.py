@@ -14,9 +14,10 @@ from fusevlm import metrics, store
 from fusevlm.errors import library_quiet
 from fusevlm.fuse import simulate
 from fusevlm.fuse.estimator import Fuse
+from fusevlm.fuse.results import Scores
 from fusevlm.maths.wishart import wishart_moments
 from fusevlm.render.text import layout
-from fusevlm.types import Queries, Scores
+from fusevlm.types import Queries
 
 N_SAMPLES, RISK = 20, 0.2
 FOLDER = "runs/demo-simulation"

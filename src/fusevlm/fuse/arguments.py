@@ -13,7 +13,7 @@ from fusevlm.errors import InputError
 from fusevlm.types import Queries, Samples
 
 # the keywords of fit and score, and where a table of queries has them
-TABLE = {n: n for n in ("wrong", "inputs", "units")} | {"s": "prior", "extra": "evidence"}
+TABLE = {n: n for n in ("wrong", "inputs", "views", "units")} | {"s": "prior", "extra": "evidence"}
 
 
 def queries_of(
@@ -22,13 +22,21 @@ def queries_of(
     wrong: Any = None,
     s: Any = None,
     inputs: Any = None,
+    views: Mapping[str, Any] | None = None,
     extra: Mapping[str, Any] | None = None,
     statistics: Sequence[str] = (),
     units: Sequence[str] | None = None,
 ) -> Queries:
     """The arguments of fit and score as one table; ``statistics`` are the names of the fit."""
     if isinstance(samples, Queries):
-        given = {"wrong": wrong, "s": s, "inputs": inputs, "extra": extra, "units": units}
+        given = {
+            "wrong": wrong,
+            "s": s,
+            "inputs": inputs,
+            "views": views,
+            "extra": extra,
+            "units": units,
+        }
         for name, value in given.items():
             if value is not None:
                 raise InputError(
@@ -59,6 +67,7 @@ def queries_of(
             for name, values in (extra or {}).items()
         },
         inputs={k: checks.matrix(v, f"inputs[{k!r}]") for k, v in (inputs or {}).items()},
+        views={k: _view(v, k) for k, v in (views or {}).items()},
         units=units,
     )
 
@@ -107,6 +116,14 @@ def _prior(s: Any, size: int, statistics: Sequence[str]) -> dict[str, FloatArray
     name = statistics[0] if len(statistics) == 1 else "s"
     one = columns[:, 0] if columns.ndim == 2 and columns.size else columns
     return {name: checks.vector(one, "s", length=size)}
+
+
+def _view(values: Any, name: str) -> Any:
+    """Numbers [N, D] (or [N]), or texts."""
+    if not isinstance(values, np.ndarray) and all(isinstance(value, str) for value in values):
+        return list(values)
+    rows = checks.as_floats(values, f"views[{name!r}]")
+    return checks.matrix(rows[:, None] if rows.ndim == 1 else rows, f"views[{name!r}]")
 
 
 def groups_of(groups: Sequence[str] | None, size: int) -> list[str] | None:

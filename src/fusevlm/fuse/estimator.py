@@ -13,17 +13,18 @@ import numpy as np
 from fusevlm import checks, store
 from fusevlm.checks import BoolArray, FloatArray, IntArray
 from fusevlm.errors import InputError, NotFittedError
-from fusevlm.fuse import arguments, competence, probability, scalar, thresholds, vector
+from fusevlm.fuse import arguments, competence, novelty, probability, scalar, thresholds, vector
 from fusevlm.fuse.model import Model, fit_model, hashes, p_wrong, score_model
 from fusevlm.fuse.presets import PRESETS, Options, resolve
 from fusevlm.fuse.prior import Prior, Statistics
+from fusevlm.fuse.results import Decisions, Scores, decisions, eligible
 from fusevlm.fuse.thresholds import GroupThresholds, RiskTable, Threshold
-from fusevlm.maths import whitening
-from fusevlm.types import Decisions, Queries, Samples, Scores, display, display_html
+from fusevlm.maths import gaussians, whitening
+from fusevlm.types import Queries, Samples, display, display_html
 
 logger = logging.getLogger(__name__)
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 MANIFEST = "fuse.json"
 
 RULES: dict[str, Callable[..., Threshold]] = {
@@ -40,6 +41,8 @@ class ThresholdData:
 
     u: FloatArray
     wrong: BoolArray
+    p_wrong: FloatArray
+    novelty: FloatArray  # p-values; NaN: not judged
     apart: bool  # from the fit's queries; the paper reuses them
     groups: tuple[str, ...] | None
     seen: IntArray = field(default_factory=lambda: np.zeros(0, np.int64))  # hashes of the queries
@@ -70,6 +73,10 @@ _CLASSES: dict[str, type] = {
         probability.Isotonic,
         competence.Competence,
         competence.Projection,
+        novelty.Novelty,
+        novelty.Side,
+        novelty.Numbers,
+        gaussians.Gaussian,
         whitening.NoWhitening,
         whitening.ExactWhitening,
         whitening.LowRankWhitening,
@@ -78,7 +85,7 @@ _CLASSES: dict[str, type] = {
 }
 
 
-MIGRATIONS: dict[int, store.Migration] = {}  # before 3 the vector fusion had other constants
+MIGRATIONS: dict[int, store.Migration] = {}  # before 4 fits knew no novelty
 
 
 def divide(units: Sequence[str], share: float, seed: int) -> tuple[IntArray, IntArray]:
@@ -114,6 +121,8 @@ class Fuse:
     s        prior statistics: [N], [N, p] or {name: [N]}, each weighed by the labels (``paper``:
              the one named s, or their mean). None: evidence only
     inputs   embeddings of the inputs: [N, D] or {name: [N, D]}, for the competence prior
+    views    how the inputs look: {name: [N, D]} or {name: texts}, by which novelty is judged; names
+             that begin with image or question say which side. None: the inputs, or else s
     extra    further evidence by name, {name: [N]}, larger = less sure; NaN: not asked of it
     units    names [N]; queries of one unit (questions about one image) are never separated
     groups   names [N], where thresholds are wanted per group
@@ -152,6 +161,7 @@ class Fuse:
         *,
         s: Any = None,
         inputs: Any = None,
+        views: Mapping[str, Any] | None = None,
         extra: Mapping[str, Any] | None = None,
         groups: Sequence[str] | None = None,
         units: Sequence[str] | None = None,
@@ -163,7 +173,7 @@ class Fuse:
         for everything. Queries of one unit stay together.
         """
         queries = arguments.calibration_of(
-            samples, wrong=wrong, s=s, inputs=inputs, extra=extra, units=units
+            samples, wrong=wrong, s=s, inputs=inputs, views=views, extra=extra, units=units
         )
         names = arguments.groups_of(groups, len(queries))
         labelled = queries.wrong is not None
@@ -176,10 +186,13 @@ class Fuse:
             rest = queries.take(kept)
             scores = score_model(model, rest, self.options, warn=False)
             own = None if names is None else tuple(names[i] for i in kept)
-            data = ThresholdData(scores.u, rest.wrong, len(apart) > 0, own, hashes(rest))
             if len(apart) and self.options.probability != "min_max":
                 honest = probability.fit_score_map(self.options.probability, scores.u, rest.wrong)
                 model = replace(model, score_map=honest)
+            p = p_wrong(model, scores)
+            data = ThresholdData(
+                scores.u, rest.wrong, p, scores.novelty, len(apart) > 0, own, hashes(rest)
+            )
         self._model, self._threshold_data = model, data
         return self
 
@@ -190,13 +203,20 @@ class Fuse:
         *,
         s: Any = None,
         inputs: Any = None,
+        views: Mapping[str, Any] | None = None,
         extra: Mapping[str, Any] | None = None,
         groups: Sequence[str] | None = None,
     ) -> Fuse:
         """Choose thresholds on these labelled queries instead, none of which was in the fit."""
         statistics = self.model.statistics.names
         queries = arguments.calibration_of(
-            samples, wrong=wrong, s=s, inputs=inputs, extra=extra, statistics=statistics
+            samples,
+            wrong=wrong,
+            s=s,
+            inputs=inputs,
+            views=views,
+            extra=extra,
+            statistics=statistics,
         )
         if queries.wrong is None:
             raise InputError("fit_threshold needs labels: pass wrong=... (1 where wrong).")
@@ -212,7 +232,13 @@ class Fuse:
                 len(queries),
             )
         self._threshold_data = ThresholdData(
-            scores.u, queries.wrong, again == 0, None if names is None else tuple(names), own
+            scores.u,
+            queries.wrong,
+            self._p_if_known(scores),
+            scores.novelty,
+            again == 0,
+            None if names is None else tuple(names),
+            own,
         )
         return self
 
@@ -222,11 +248,14 @@ class Fuse:
         *,
         s: Any = None,
         inputs: Any = None,
+        views: Mapping[str, Any] | None = None,
         extra: Mapping[str, Any] | None = None,
     ) -> Scores:
         """Prior, evidence, posterior and u* of each query."""
         names = self.model.statistics.names
-        queries = arguments.queries_of(samples, s=s, inputs=inputs, extra=extra, statistics=names)
+        queries = arguments.queries_of(
+            samples, s=s, inputs=inputs, views=views, extra=extra, statistics=names
+        )
         self._warn_of_seen(queries)
         return score_model(self.model, queries, self.options)
 
@@ -236,10 +265,13 @@ class Fuse:
         *,
         s: Any = None,
         inputs: Any = None,
+        views: Mapping[str, Any] | None = None,
         extra: Mapping[str, Any] | None = None,
     ) -> FloatArray:
         """P(wrong) of each query [N]; also takes what :meth:`score` returned."""
-        return p_wrong(self.model, self._scored(samples, s=s, inputs=inputs, extra=extra))
+        return p_wrong(
+            self.model, self._scored(samples, s=s, inputs=inputs, views=views, extra=extra)
+        )
 
     def decide(
         self,
@@ -250,23 +282,23 @@ class Fuse:
         rule: str | None = None,
         s: Any = None,
         inputs: Any = None,
+        views: Mapping[str, Any] | None = None,
         extra: Mapping[str, Any] | None = None,
         groups: Sequence[str] | None = None,
     ) -> Decisions:
-        """Answer iff u* ≤ θ, θ chosen for ``risk`` on the labelled calibration queries.
+        """Answer iff u* ≤ θ, P(wrong) is at most the cap and the query is not novel.
 
-        Under the preset's rule (``practical``: Learn-then-Test) the error rate among answered
-        queries is at most ``risk`` with probability 1 − ``delta`` over the calibration set. Also
-        takes what :meth:`score` returned.
+        θ is chosen for ``risk`` on the labelled calibration queries, over exactly that rule. Under
+        the preset's rule (``practical``: Learn-then-Test) the error rate among answered queries is
+        at most ``risk`` with probability 1 − ``delta`` over the calibration set. Also takes what
+        :meth:`score` returned.
         """
         wanted: dict[str, Any] = {"risk": risk, "delta": delta, "rule": rule}
-        if groups is None:
-            theta = self.threshold(**wanted)
-            u = self._scored(samples, s=s, inputs=inputs, extra=extra).u
-            return Decisions(theta.answers(u), u, theta)
-        each = self.group_thresholds(**wanted)
-        u = self._scored(samples, s=s, inputs=inputs, extra=extra).u
-        return Decisions(each.answers(u, arguments.groups_of(groups, len(u)) or []), u, each)
+        theta = self.threshold(**wanted) if groups is None else self.group_thresholds(**wanted)
+        scores = self._scored(samples, s=s, inputs=inputs, views=views, extra=extra)
+        limits = theta.limits(arguments.groups_of(groups, len(scores)), len(scores))
+        p = self._p_if_known(scores)
+        return decisions(scores, p, limits, theta, self.options)
 
     def threshold(
         self, *, risk: float = 0.2, delta: float = 0.1, rule: str | None = None
@@ -280,7 +312,8 @@ class Fuse:
         options: dict[str, Any] = {"risk": risk} | ({} if name == "empirical" else {"delta": delta})
         if data.apart and name in ("learn_then_test", "clopper_pearson"):
             options["grid"] = self._grid(len(data.u), risk, delta)
-        found = RULES[name](data.u, data.wrong, **options)
+        allowed = eligible(data.p_wrong, data.novelty, self.options)
+        found = thresholds.among(allowed, RULES[name], data.u, data.wrong, **options)
         return found if self._guaranteed(data, name) else found.without_guarantee()
 
     def group_thresholds(
@@ -296,6 +329,7 @@ class Fuse:
             data.u,
             data.wrong,
             data.groups,
+            allowed=eligible(data.p_wrong, data.novelty, self.options),
             risk=risk,
             delta=delta,
             grid=self._grid if gridded else None,
@@ -306,8 +340,11 @@ class Fuse:
         """Coverage, empirical and guaranteed risk at a few thresholds; see :meth:`threshold`."""
         data = self._labelled()
         shares = np.arange(1, checks.count(n_rows, "n_rows") + 1) / n_rows
-        grid = np.quantile(self.model.u, shares) if data.apart else None
-        found = thresholds.risk_table(data.u, data.wrong, delta=delta, n_rows=n_rows, grid=grid)
+        grid = self._below_cap(np.quantile(self.model.u, shares)) if data.apart else None
+        keep = eligible(data.p_wrong, data.novelty, self.options)
+        found = thresholds.risk_table(
+            data.u, data.wrong, delta=delta, n_rows=n_rows, grid=grid, allowed=keep
+        )
         return found if self._guaranteed(data) else replace(found, guaranteed_risk=None)
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -369,6 +406,13 @@ class Fuse:
             )
         return samples
 
+    def _p_if_known(self, scores: Scores) -> FloatArray:
+        """P(wrong); NaN where the fit had neither labels nor a base rate."""
+        try:
+            return p_wrong(self.model, scores)
+        except NotFittedError:
+            return np.full(len(scores), np.nan)
+
     def _warn_of_seen(self, queries: Queries) -> None:
         data = self._threshold_data
         known = [self.model.seen, *([] if data is None else [data.seen])]
@@ -407,4 +451,10 @@ class Fuse:
         risk, delta = checks.fraction(risk, "risk"), checks.fraction(delta, "delta")
         tuned = self.model.tuned
         wrong = None if tuned is None else tuned[:, 1]
-        return thresholds.candidate_grid(self.model.u, size, risk, delta, wrong=wrong)
+        grid = thresholds.candidate_grid(self.model.u, size, risk, delta, wrong=wrong)
+        return self._below_cap(grid)
+
+    def _below_cap(self, grid: FloatArray) -> FloatArray:
+        """Candidates up to the cap of P(wrong), which rises with u: a prefix of the sequence."""
+        score_map = self.model.score_map
+        return grid if score_map is None else grid[score_map(grid) <= self.options.cap]

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from hashlib import blake2b
+from typing import Any
 
 import numpy as np
 
@@ -28,14 +29,16 @@ from fusevlm.fuse.evidence import (
     weighed_if_possible,
     whiten,
 )
+from fusevlm.fuse.novelty import Novelty, fit_novelty, strangest
 from fusevlm.fuse.presets import Options
 from fusevlm.fuse.prior import Statistics, fit_statistics
+from fusevlm.fuse.results import Scores
 from fusevlm.fuse.scalar import ScalarModel, fit_scalar
 from fusevlm.fuse.tuning import choose_alpha
 from fusevlm.fuse.vector import MIN_PER_CLASS, VectorModel, fit_vector
 from fusevlm.maths import fusion
 from fusevlm.maths.whitening import Whitener
-from fusevlm.types import Queries, Scores
+from fusevlm.types import Queries
 
 logger = logging.getLogger(__name__)
 
@@ -54,7 +57,7 @@ class Model:
     scalar: ScalarModel | None
     vector: VectorModel | None
     score_map: probability.ScoreMap | None
-    ranges: Mapping[str, list[float]]  # calibration range of s and of each evidence
+    asked: tuple[str, ...]  # evidence by name, also what was asked too rarely to be weighed
     u: FloatArray  # calibration scores, sorted
     statistics: Statistics
     input_widths: Mapping[str, int]
@@ -65,6 +68,7 @@ class Model:
     tuned: FloatArray | None = (
         None  # [N, 2] sorted calibration scores and whether wrong; or no labels
     )
+    novelty: Novelty | None = None  # what queries like the calibration's look like
     usual_variance: float = 0.0  # mean of the competence's variance on calibration queries
 
     @property
@@ -134,11 +138,7 @@ def fit_model(queries: Queries, options: Options) -> Model:
         found if isinstance(found, ScalarModel) else None,
         found if isinstance(found, VectorModel) else None,
         None,
-        {
-            name: [float(np.nanmin(v)), float(np.nanmax(v))]
-            for name, v in {**parts, **_ranged(known, options)}.items()
-        }
-        | {name: [0.0, 0.0] for name in unasked},  # known by name, and not used
+        (*parts, *unasked),
         np.zeros(0),
         statistics,
         widths,
@@ -146,6 +146,7 @@ def fit_model(queries: Queries, options: Options) -> Model:
         n_calibration=len(queries),
         seen=hashes(queries),
         competence=None if learnt is None else learnt.model,
+        novelty=_fit_novelty(queries, options),
         usual_variance=0.0 if learnt is None else float(learnt.variance.mean()),
     )
     scores = _scores(model, queries, known, table, options)
@@ -167,11 +168,22 @@ def _fit_competence(queries: Queries, options: Options) -> competence.Fitted | N
     return found
 
 
-def _ranged(known: Known, options: Options) -> Parts:
-    """The prior statistics whose calibration range is kept."""
-    if options.fusion == "scalar":
-        return {} if known.s is None else {"s": known.s}
-    return {name: v for name, v in known.prior.items() if name != competence.NAME}
+def _fit_novelty(queries: Queries, options: Options) -> Novelty | None:
+    """References of the calibration queries' views; None where none is wanted or known."""
+    views = _views(queries)
+    if options.novelty_level == 0.0 or not views:
+        return None
+    found = fit_novelty(views, queries.units or (), options.novelty_level)
+    if found.why:
+        logger.warning("%s", found.why)
+    return found
+
+
+def _views(queries: Queries) -> Mapping[str, Any]:
+    """What novelty is judged by: the views, or without them the inputs, or the statistics."""
+    if queries.views or queries.inputs:
+        return queries.views or queries.inputs
+    return {"prior": np.column_stack(list(queries.prior.values()))} if queries.prior else {}
 
 
 def _tuned(u: FloatArray, wrong: BoolArray | None) -> FloatArray | None:
@@ -180,7 +192,7 @@ def _tuned(u: FloatArray, wrong: BoolArray | None) -> FloatArray | None:
 
 
 def score_model(model: Model, queries: Queries, options: Options, *, warn: bool = True) -> Scores:
-    """Scores of new queries under a fitted model; warns of drift and of an inert prior."""
+    """Scores of new queries under a fitted model; warns of an inert prior."""
     known = _matching(model, queries)
     table = None
     if model.whitener is not None and "logdet" in model.evidence:
@@ -190,7 +202,6 @@ def score_model(model: Model, queries: Queries, options: Options, *, warn: bool 
         table = evidence_table(responses, model.alpha, options, warn=warn)
     scores = replace(_scores(model, queries, known, table, options), fit=model.digest(options))
     if warn:
-        _warn_of_drift(scores, _ranged(known, options), model)
         _warn_of_one_source(scores, known, options)
     return scores
 
@@ -236,8 +247,8 @@ def _matching(model: Model, queries: Queries) -> Known:
             "score with s=None."
         )
     elif queries.prior:
-        _same_names(queries.prior, model.statistics.names, "s")
-    known = [name for name in model.ranges if name not in OWN_NAMES]
+        checks.same_names(queries.prior, model.statistics.names, "s")
+    known = [name for name in model.asked if name not in OWN_NAMES]
     for name in queries.evidence:
         if name not in known:
             raise InputError(
@@ -245,7 +256,7 @@ def _matching(model: Model, queries: Queries) -> Known:
             )
     widths = _widths(queries)
     if widths:
-        _same_names(widths, model.input_widths, "inputs")
+        checks.same_names(widths, model.input_widths, "inputs")
     for name, width in widths.items():
         if width != model.input_widths[name]:
             raise InputError(
@@ -260,18 +271,6 @@ def _matching(model: Model, queries: Queries) -> Known:
         return Known(s, prior, None)
     mean, variance = model.competence.predict(queries.inputs)
     return Known(s, {**prior, competence.NAME: mean}, variance - model.usual_variance)
-
-
-def _same_names(given: Iterable[str], known: Iterable[str], what: str) -> None:
-    given, known = list(given), list(known)
-    for name in given:
-        if name not in known:
-            raise InputError(
-                f"{what} holds {name!r}, which the fit did not have.{checks.hint(name, known)}"
-            )
-    for name in known:
-        if name not in given:
-            raise InputError(f"{what} lacks {name!r}, which the fit had.{checks.hint(name, given)}")
 
 
 def _parts(
@@ -415,6 +414,7 @@ def _scores(
     options: Options,
 ) -> Scores:
     size = len(queries)
+    novelty, side = _novelty(model, queries)
     x = _fuse(model.likelihood, _parts(queries, table, options), table, known, options)
     return Scores(
         m0=x.m0, sigma0=x.sigma0, evidence=x.evidence, intercept=x.intercept, slope=x.slope,
@@ -422,7 +422,7 @@ def _scores(
         prior_weight=x.posterior.prior_weight,
         n_samples=np.array([len(q) for q in queries.samples]),
         n_distinct=np.array([q.n_distinct for q in queries.samples]),
-        out_of_range=_outside(model.ranges, {**x.parts, **_ranged(known, options)}, size),
+        novelty=novelty, strangest=tuple(side),
         jitter=np.full(size, np.nan) if table is None else table.jitter,
         parts=x.parts, shares=x.shares,
     )  # fmt: skip
@@ -450,31 +450,18 @@ def _choose_alpha(
         return choose_alpha(u_star, wrong)
 
 
-def _outside(ranges: Mapping[str, list[float]], raw: Parts, size: int) -> BoolArray:
-    outside = np.zeros(size, dtype=np.bool_)
-    for name, values in raw.items():
-        low, high = ranges[name]
-        outside |= (values < low) | (values > high)
-    return outside
-
-
-def _warn_of_drift(scores: Scores, statistics: Parts, model: Model) -> None:
-    """Warn when more queries leave the calibration range than would by chance: 2/(N+1) of them."""
-    by_chance = 2 * len(scores) / (model.n_calibration + 1)
-    for name, values in {**scores.parts, **statistics}.items():
-        low, high = model.ranges[name]
-        n_out = int(np.sum((values < low) | (values > high)))
-        if n_out > by_chance:
-            logger.warning(
-                "drift: %s of %d of %d queries lies outside the calibration range [%.4g, %.4g] "
-                "(about %.1f would by chance); probabilities and guarantees may not hold for them.",
-                name if name in statistics else f"evidence {name!r}",
-                n_out,
-                len(values),
-                low,
-                high,
-                by_chance,
-            )
+def _novelty(model: Model, queries: Queries) -> tuple[FloatArray, list[str]]:
+    """The p-value of being like the calibration queries, NaN where unknown, and of which side."""
+    unknown = np.full(len(queries), np.nan), [""] * len(queries)
+    found = model.novelty
+    if found is None or not found.sides:
+        return unknown
+    known = {**_views(replace(queries, inputs={}, views={})), **queries.inputs}
+    views = queries.views or {name: known[name] for name in found.views if name in known}
+    if not views:
+        logger.warning("no views: whether these queries are like the calibration's is not judged.")
+        return unknown
+    return strangest(found.p_values(views))
 
 
 def _warn_of_one_source(scores: Scores, known: Known, options: Options) -> None:

@@ -65,6 +65,10 @@ class Options:
     rule: Annotated[
         str, OneOf("empirical", "learn_then_test", "clopper_pearson", "paper_bound")
     ] = "learn_then_test"
+    # never answer where P(wrong) is above it
+    cap: Annotated[float, Number(0.0, 1.0)] = 0.5
+    # share of queries like the calibration's that may be called novel; 0: novelty is not judged
+    novelty_level: Annotated[float, SHARE] = 0.01
     # of labelled queries kept apart for the threshold
     threshold_share: Annotated[float, SHARE] = 0.5
     seed: Annotated[int, Whole(0)] = 0
@@ -89,6 +93,8 @@ PRESETS: dict[str, Options] = {
         z="grid",
         probability="auto",
         rule="empirical",
+        cap=1.0,
+        novelty_level=0.0,
         threshold_share=0.0,
     ),
 }

@@ -56,6 +56,10 @@ class Threshold:
         """Which of the scores ``u`` are answered."""
         return np.asarray(checks.vector(u, "u") <= self.threshold)
 
+    def limits(self, groups: Sequence[Hashable] | None, size: int) -> FloatArray:
+        """θ of each of ``size`` queries; one for all, whatever their groups."""
+        return np.full(size, self.threshold)
+
     def without_guarantee(self) -> Threshold:
         """The same θ where the rule's assumptions do not hold."""
         return replace(self, guaranteed_risk=None)
@@ -94,7 +98,7 @@ class _Candidates:
         guaranteed: float | None,
     ) -> Threshold:
         if index is None:
-            return Threshold(-np.inf, rule, 0.0, None, None, risk, delta, self.n)
+            return nothing(rule, risk=risk, delta=delta, n=self.n)
         m = int(self.answered[index])
         return Threshold(
             float(self.theta[index]),
@@ -106,6 +110,11 @@ class _Candidates:
             delta,
             self.n,
         )
+
+
+def nothing(rule: str, *, risk: float | None, delta: float | None, n: int) -> Threshold:
+    """Always abstain."""
+    return Threshold(-np.inf, rule, 0.0, None, None, risk, delta, n)
 
 
 def empirical(u: Any, wrong: Any, *, risk: float) -> Threshold:
@@ -197,6 +206,19 @@ def paper_bound(
     return found.chosen(index, "paper_bound", risk=risk, delta=delta, guaranteed=guaranteed)
 
 
+def among(
+    allowed: BoolArray, rule: Callable[..., Threshold], u: Any, loss: Any, **options: Any
+) -> Threshold:
+    """The ``rule`` over queries that are ``allowed`` an answer; the others are never answered."""
+    wanted = {name: options.get(name) for name in ("risk", "delta")}
+    grid = options.get("grid")
+    if not allowed.any() or (grid is not None and len(grid) == 0):
+        return nothing(rule.__name__, n=len(allowed), **wanted)
+    found = rule(np.asarray(u)[allowed], np.asarray(loss)[allowed], **options)
+    share = float(np.mean(allowed))
+    return replace(found, coverage=found.coverage * share, n_calibration=len(allowed))
+
+
 @dataclass(frozen=True)
 class RiskTable:
     """Coverage and risk at a few thresholds; the guaranteed risks hold together, at 1 − delta.
@@ -221,12 +243,19 @@ class RiskTable:
 
 
 def risk_table(
-    u: Any, wrong: Any, *, delta: float = 0.1, n_rows: int = 20, grid: Any = None
+    u: Any,
+    wrong: Any,
+    *,
+    delta: float = 0.1,
+    n_rows: int = 20,
+    grid: Any = None,
+    allowed: BoolArray | None = None,
 ) -> RiskTable:
     """What each of about ``n_rows`` thresholds would cost: coverage, empirical and guaranteed risk.
 
     The guaranteed risk is the exact upper limit at delta/rows, so a reader may pick any row after
-    seeing all of them. Without ``grid`` the thresholds are equally spaced quantiles of u.
+    seeing all of them. Without ``grid`` the thresholds are equally spaced quantiles of u. Queries
+    that are not ``allowed`` are never answered.
     """
     delta, n_rows = checks.fraction(delta, "delta"), checks.count(n_rows, "n_rows")
     y = checks.labels(wrong)
@@ -234,11 +263,17 @@ def risk_table(
         scores = np.sort(checks.vector(u, "u", length=len(y)))
         ranks = np.ceil(len(scores) * np.arange(1, n_rows + 1) / n_rows).astype(int) - 1
         grid = scores[ranks]
+    total = len(y)
+    if allowed is not None and not allowed.all():
+        u, y = checks.vector(u, "u", length=total)[allowed], y[allowed]
+    if len(y) == 0 or len(grid) == 0:
+        none = np.zeros(0)
+        return RiskTable(none, none, none, none, delta)
     found = _candidates(u, y, grid)
     keep = found.answered > 0
     theta, m, errors = found.theta[keep], found.answered[keep], found.loss[keep]
     upper = bounds.clopper_pearson_upper(errors, m, delta / max(1, len(theta)))
-    return RiskTable(theta, m / found.n, errors / m, upper, delta)
+    return RiskTable(theta, m / total, errors / m, upper, delta)
 
 
 @dataclass(frozen=True)
@@ -263,14 +298,19 @@ class GroupThresholds:
     def answers(self, u: Any, groups: Sequence[Hashable]) -> BoolArray:
         """Which scores are answered, each by its own group's threshold."""
         scores = checks.vector(u, "u", length=len(groups))
+        return np.asarray(scores <= self.limits(groups, len(scores)))
+
+    def limits(self, groups: Sequence[Hashable] | None, size: int) -> FloatArray:
+        """θ of each query's group."""
+        if groups is None:
+            raise InputError("these thresholds are by group; pass groups=... .")
         unknown = [group for group in groups if group not in self.by_group]
         if unknown:
             raise InputError(
                 f"group {unknown[0]!r} was not in the calibration set."
                 f"{checks.hint(unknown[0], self.by_group)} Calibrate it, or abstain for it."
             )
-        theta = np.array([self.by_group[group].threshold for group in groups])
-        return np.asarray(scores <= theta)
+        return np.array([self.by_group[group].threshold for group in groups])
 
 
 def per_group(
@@ -282,10 +322,12 @@ def per_group(
     risk: float,
     delta: float = 0.1,
     grid: Callable[[int, float, float], Any] | None = None,
+    allowed: BoolArray | None = None,
 ) -> GroupThresholds:
     """``rule`` (one with a guarantee) in each group at level delta/groups (Bonferroni).
 
-    ``grid`` gives the candidates of a group from its size, risk and delta (:func:`candidate_grid`).
+    ``grid`` gives the candidates of a group from its size, risk and delta (:func:`candidate_grid`);
+    queries that are not ``allowed`` are never answered (:func:`among`).
     """
     if rule not in (learn_then_test, hoeffding_bentkus, clopper_pearson, paper_bound):
         raise InputError(
@@ -300,7 +342,10 @@ def per_group(
     for name in names:
         mine = np.array([other == name for other in groups])
         options = {} if grid is None else {"grid": grid(int(mine.sum()), risk, share)}
-        found[name] = rule(scores[mine], losses[mine], risk=risk, delta=share, **options)
+        keep = np.ones(int(mine.sum()), dtype=np.bool_) if allowed is None else allowed[mine]
+        found[name] = among(
+            keep, rule, scores[mine], losses[mine], risk=risk, delta=share, **options
+        )
     return GroupThresholds(found)
 
 

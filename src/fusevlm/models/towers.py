@@ -32,10 +32,15 @@ class TextVectors:
 
 @dataclass(frozen=True)
 class ImageVectors:
-    """Image embeddings [N, D], and the pooled activations [N, P] before the projection."""
+    """Image embeddings [N, D], and the pooled activations [N, P] before the projection.
+
+    patches [N, 2H]: mean and standard deviation of the middle layer's tokens, which still see what
+    the embedding has learnt to ignore; [N, 0] for a tower without layers.
+    """
 
     vectors: Vectors
     activations: Vectors
+    patches: Vectors
 
 
 class Towers:
@@ -85,9 +90,13 @@ class Towers:
         """Unit vectors and activations of RGB PIL images."""
         inputs = self.processor(images=list(images), return_tensors="pt")
         pixels = inputs["pixel_values"].to(self.model.device, self.model.dtype)
-        with self._entering("image") as entered, torch.inference_mode():
+        with self._entering("image") as entered, self._middle() as tokens, torch.inference_mode():
             found = _features(self.model.get_image_features(pixel_values=pixels))
-        return ImageVectors(_unit(found), _floats(entered[-1] if entered else found))
+        patches = found[:, :0]
+        if tokens:
+            patches = torch.cat([tokens[-1].mean(1), tokens[-1].std(1, correction=0)], dim=1)
+        before = entered[-1] if entered else found
+        return ImageVectors(_unit(found), _floats(before), _floats(patches))
 
     def texts(self, texts: Sequence[str]) -> TextVectors:
         """Unit vectors and activations; texts beyond the tower's limit are cut, and marked."""
@@ -104,6 +113,25 @@ class Towers:
             found = _features(self.model.get_text_features(**known))
         before = _floats(entered[-1] if entered else found)
         return TextVectors(_unit(found), np.array(lengths) > self.limit, before)
+
+    @contextmanager
+    def _middle(self) -> Iterator[list[torch.Tensor]]:
+        """While open, collects the tokens [N, T, H] that leave the image tower's middle layer."""
+        found: list[torch.Tensor] = []
+        tower = getattr(self.model, "vision_model", None)
+        layers = getattr(getattr(tower, "encoder", None), "layers", None)
+        if not layers:
+            yield found
+            return
+
+        def keep(_: Any, __: Any, output: Any) -> None:
+            found.append(output[0] if isinstance(output, tuple) else output)
+
+        hook = layers[len(layers) // 2].register_forward_hook(keep)
+        try:
+            yield found
+        finally:
+            hook.remove()
 
     @contextmanager
     def _entering(self, tower: str) -> Iterator[list[torch.Tensor]]:

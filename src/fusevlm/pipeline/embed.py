@@ -15,12 +15,13 @@ from fusevlm.models.registry import local_input, model_folder, need_models
 from fusevlm.pipeline.data import read_asked
 from fusevlm.pipeline.run import Work
 from fusevlm.pipeline.sample import missing_parts
-from fusevlm.store.generations import BEFORE, EMBEDDINGS
+from fusevlm.priors.pictures import picture_statistics
+from fusevlm.store.generations import BEFORE, EMBEDDINGS, VIEW
 from fusevlm.store.parts import Parts
 from fusevlm.types import Query
 
 if TYPE_CHECKING:
-    from fusevlm.models.towers import Towers
+    from fusevlm.models.towers import ImageVectors, Towers
 
 PART = "dual_encoder"
 TINY = 1e-12  # norm of a query without an image
@@ -63,7 +64,8 @@ def embedded(
 
     A query with several images has the mean of their vectors, renormalised. A query whose image
     cannot be read keeps its row, with the error and zero vectors, and is left out downstream. With
-    ``activations`` there are also ``image_pre`` (the mean over images) and ``text_pre``.
+    ``activations`` there are also ``image_pre`` (the mean over images), ``text_pre``, and
+    ``image_view``: patch tokens and statistics of the pixels.
     """
     texts = towers.texts([q.question or " " for q in queries])
     loaded = [_pictures(query) for query in queries]
@@ -81,11 +83,18 @@ def embedded(
     }
     arrays: dict[str, Any] = {"image": images, "text": texts.vectors}
     if activations:
-        before = np.zeros((len(queries), 0), dtype=np.float32)
+        before = view = np.zeros((len(queries), 0), dtype=np.float32)
         if found is not None:
             before = _means(found.activations, owner, len(queries))
+            view = _means(image_view(found, pictures), owner, len(queries))
         arrays |= {f"image{BEFORE}": before, f"text{BEFORE}": texts.activations}
+        arrays |= {f"image{VIEW}": view}
     return rows, arrays
+
+
+def image_view(found: ImageVectors, pictures: Sequence[Any]) -> Any:
+    """How pictures look, for novelty: their patch tokens and statistics of their pixels."""
+    return np.hstack([found.patches, picture_statistics(pictures).astype(np.float32)])
 
 
 def _means(rows: Any, owner: Any, size: int) -> Any:

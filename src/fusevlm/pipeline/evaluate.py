@@ -61,6 +61,7 @@ def make(work: Work) -> dict[str, int]:
         columns |= {f"{name}.u": outcome.applied.u, f"{name}.p_wrong": outcome.applied.p_wrong}
         columns |= {f"{name}.{k}": v for k, v in outcome.applied.shown.items()}
         columns |= {f"{name}.answered_{k}": v for k, v in outcome.answered.items()}
+        columns |= {f"{name}.reason_{k}": list(v) for k, v in outcome.reasons.items()}
     save_parquet(folder / PREDICTIONS, columns)
     save(folder / TABLE, csv_bytes(CSV_HEADER, csv_rows(results)))
     save_json(folder / RESULTS, results)

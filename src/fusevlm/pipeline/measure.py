@@ -57,6 +57,7 @@ class Outcome:
     applied: Applied
     thresholds: dict[str, Threshold]
     answered: dict[str, BoolArray]
+    reasons: dict[str, tuple[str, ...]] = field(default_factory=dict)  # by rule, empty if answered
     certified: dict[float, BoolArray] = field(default_factory=dict)  # by risk, with the guarantee
 
 
@@ -64,12 +65,14 @@ def outcome_of(method: Fitted, queries: Queries, config: EvaluateConfig) -> Outc
     """Apply a fitted method to queries and decide."""
     thetas = method.thresholds(config.risk, config.delta)
     applied = method.apply(queries)
-    answered = {rule: applied.answers(rule, theta) for rule, theta in thetas.items()}
+    decided = {rule: applied.decide(rule, theta) for rule, theta in thetas.items()}
     certified = {}
     for risk in config.risks if GUARANTEED in thetas else ():
         theta = method.thresholds(risk, config.delta)[GUARANTEED]
-        certified[risk] = applied.answers(GUARANTEED, theta)
-    return Outcome(applied, thetas, answered, certified)
+        certified[risk] = applied.decide(GUARANTEED, theta)[0]
+    answered = {rule: answer for rule, (answer, _) in decided.items()}
+    reasons = {rule: why for rule, (_, why) in decided.items()}
+    return Outcome(applied, thetas, answered, reasons, certified)
 
 
 def interval(

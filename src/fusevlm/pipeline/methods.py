@@ -30,15 +30,16 @@ from fusevlm.fuse.estimator import Fuse, divide
 from fusevlm.fuse.model import score_model
 from fusevlm.fuse.presets import PRESETS, Options, resolve
 from fusevlm.fuse.prior import Prior
+from fusevlm.fuse.results import ANSWERED, NOTHING_CERTIFIED, UNCERTAIN, Scores, decisions
 from fusevlm.fuse.thresholds import Threshold
 from fusevlm.fuse.tuning import GlobalTuning, LogisticScore, fit_logistic_score, global_tuning
 from fusevlm.maths.fusion import posterior
 from fusevlm.maths.logistic import RIDGES, Linear, choose_ridge, fit_linear, unit_folds
 from fusevlm.scores import SCORES
-from fusevlm.types import Queries, Scores
+from fusevlm.types import Queries
 
 GUARANTEED, EMPIRICAL = "guaranteed", "empirical"
-SHOWN = ("m0", "evidence", "m_post", "sigma_post", "prior_weight")
+SHOWN = ("m0", "evidence", "m_post", "sigma_post", "prior_weight", "novelty")
 JITTERS = (1e-12, 1e-10, 1e-8, 1e-6, 1e-4, 1e-2)
 FUSE, ABLATIONS, SOURCES, READINGS, SENSITIVITY, BASELINES, OWN_ROWS = (
     "FUSE", "Ablations", "Sources", "Readings", "Sensitivity", "Baselines", "Own rows",
@@ -238,13 +239,33 @@ class Applied:
     p_wrong: FloatArray
     p_platt: FloatArray | None  # None: all tuning answers were right, or all wrong
     p_min_max: FloatArray | None  # None: all tuning scores were one number
-    u_guaranteed: FloatArray  # what the guaranteed threshold is compared with
-    u_empirical: FloatArray  # and the empirical one: u, but m_post in the paper's algorithm box
+    guaranteed: Compared  # with the guaranteed threshold
+    empirical: Compared  # with the empirical one: u, but m_post in the paper's algorithm box
     shown: dict[str, FloatArray]  # more to show, such as m0 and evidence
 
-    def answers(self, rule: str, theta: Threshold) -> BoolArray:
-        """Which queries are answered under one of the method's thresholds."""
-        return theta.answers(self.u_guaranteed if rule == GUARANTEED else self.u_empirical)
+    def decide(self, rule: str, theta: Threshold) -> tuple[BoolArray, tuple[str, ...]]:
+        """Which queries are answered under one of the method's thresholds, and why others not."""
+        return (self.guaranteed if rule == GUARANTEED else self.empirical).decide(theta)
+
+
+@dataclass(frozen=True, eq=False)
+class Compared:
+    """What a threshold is compared with; for a form of FUSE with all that its rule reads."""
+
+    u: FloatArray
+    scores: Scores | None = None
+    p_wrong: FloatArray | None = None
+    options: Options = field(default_factory=Options)
+
+    def decide(self, theta: Threshold) -> tuple[BoolArray, tuple[str, ...]]:
+        """Which queries are answered, and why others are not."""
+        if self.scores is not None and self.p_wrong is not None:
+            limits = theta.limits(None, len(self.u))
+            found = decisions(self.scores, self.p_wrong, limits, theta, self.options)
+            return found.answer, found.reason
+        answer = theta.answers(self.u)
+        reason = UNCERTAIN if theta.feasible else NOTHING_CERTIFIED
+        return answer, tuple(ANSWERED if yes else reason for yes in answer)
 
 
 @dataclass(frozen=True, eq=False)
@@ -321,14 +342,14 @@ class Fitted:
 
     def apply(self, queries: Queries) -> Applied:
         """u and P(wrong) of queries."""
-        u, p, shown = self._scored(queries)
-        apart = u if self.apart is None else self.apart._scored(queries)[0]
+        own, p, shown = self._scored(queries)
+        apart = own if self.apart is None else self.apart._scored(queries)[0]
         maps = (self.scales.platt, self.scales.min_max)
-        platt, min_max = (None if one is None else one(u) for one in maps)
-        compared = shown["m_post"] if self.method.readout == "box" else u
-        return Applied(u, np.clip(p, 0.0, 1.0), platt, min_max, apart, compared, shown)
+        platt, min_max = (None if one is None else one(own.u) for one in maps)
+        compared = Compared(shown["m_post"]) if self.method.readout == "box" else own
+        return Applied(own.u, np.clip(p, 0.0, 1.0), platt, min_max, apart, compared, shown)
 
-    def _scored(self, queries: Queries) -> tuple[FloatArray, FloatArray, dict[str, FloatArray]]:
+    def _scored(self, queries: Queries) -> tuple[Compared, FloatArray, dict[str, FloatArray]]:
         if self.fuse is None:
             assert self.values is not None
             stack, shown = self.map if isinstance(self.map, Stack) else None, {}
@@ -338,10 +359,11 @@ class Fitted:
             scores = self.fuse.score(given)
             shown = {name: getattr(scores, name) for name in SHOWN}
             if self.values is None:
-                return scores.u, self.fuse.predict_proba(scores), shown
+                p = self.fuse.predict_proba(scores)
+                return Compared(scores.u, scores, p, self.fuse.options), p, shown
             u = READOUTS[self.method.readout](self, scores, given)
         score_map = self.values.score_map
-        return u, u if score_map is None else score_map(u), shown
+        return Compared(u), u if score_map is None else score_map(u), shown
 
     def thresholds(self, risk: float, delta: float) -> dict[str, Threshold]:
         """The threshold with the guarantee and the empirical one, as far as the method has them."""
@@ -476,8 +498,8 @@ def _given(queries: Queries, method: Method) -> Queries:
     """The queries as a method is given them: evidence alone, or for scalar fusion with s alone."""
     if resolve(method.preset, dict(method.options)).fusion == "scalar":
         prior = {"s": queries.s} if queries.prior else {}
-        queries = replace(queries, prior=prior, inputs={}, evidence={})
-    return replace(queries, prior={}, inputs={}) if method.uses == "evidence" else queries
+        queries = replace(queries, prior=prior, inputs={}, evidence={}, views={})
+    return replace(queries, prior={}, inputs={}, views={}) if method.uses == "evidence" else queries
 
 
 def _ranked(options: Mapping[str, Any], queries: Queries) -> dict[str, Any]:

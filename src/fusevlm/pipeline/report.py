@@ -163,7 +163,8 @@ def _examples(
             m0=facts.get("m0"),
             evidence=facts.get("evidence"),
             ntl=None if likely is None else float(likely[row]),
-            decision=_decision(facts),
+            decision=_decision(facts)[0],
+            reason=_decision(facts)[1],
         )
 
     return {group: [example(row) for row in rows] for group, rows in groups.items()}
@@ -179,13 +180,13 @@ def _shown(query: Query, samples: Samples) -> dict[str, Any]:
     }
 
 
-def _decision(facts: Mapping[str, Any]) -> str:
-    """With the guarantee, or by the empirical rule where the method has no guarantee."""
+def _decision(facts: Mapping[str, Any]) -> tuple[str, str]:
+    """With the guarantee, or by the empirical rule where the method has no guarantee; and why."""
     for rule in (GUARANTEED, EMPIRICAL):
         answered = facts.get(f"answered_{rule}")
         if answered is not None:
-            return "answer" if answered else "abstain"
-    return ""
+            return ("answer" if answered else "abstain"), facts[f"reason_{rule}"]
+    return "", ""
 
 
 def thumbnail(image: Any) -> bytes:

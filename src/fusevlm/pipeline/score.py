@@ -28,7 +28,7 @@ from fusevlm.scores import SCORES, compute_scores, needs_of
 from fusevlm.scores.agreement import complement_column, rephrasing_column
 from fusevlm.scores.likelihood import margin_column
 from fusevlm.store import read_json, read_parquet, save_json, save_parquet
-from fusevlm.store.generations import read_embeddings, read_generations
+from fusevlm.store.generations import read_embeddings, read_generations, read_views
 from fusevlm.store.runs import SECONDS, require
 from fusevlm.types import Generation, Queries, Query, Samples
 
@@ -113,6 +113,7 @@ def read_table(
         wrong=label(queries, samples, config.score.criterion) if labelled else None,
         prior=_prior(statistics, ids, config.adapter),
         inputs=_inputs(run, ids, generations, config.sample.prompt_layer),
+        views=_views(run, queries),
         columns=_columns(queries, statistics, ids),
         units=[str(q.metadata["unit"]) for q in queries],
         fit=fit if len(fit) else None,
@@ -197,6 +198,15 @@ def _inputs(
     if len(prompts) == len(ids):
         found[PROMPT] = np.array(prompts, dtype=np.float64)
     return found
+
+
+def _views(run: Path, queries: Sequence[Query]) -> dict[str, Any]:
+    """How the queries look: what stage embed kept of images and questions, and the words."""
+    folder = require(run, "embed")
+    place = {query_id: k for k, query_id in enumerate(read_embeddings(folder)[0])}
+    rows = [place[q.id] for q in queries]
+    views = {k: values[rows].astype(np.float64) for k, values in read_views(folder).items()}
+    return {**views, "question_words": [q.question for q in queries]} if views else {}
 
 
 def _columns(

@@ -2,7 +2,7 @@
 
 The calibration queries are the reference. Two statistics of each modality, larger = stranger:
 
-mahalanobis  √[(φ − m)ᵀΣ⁻¹(φ − m)/D], Σ shrunk as in :func:`fusevlm.priors.distances.fit_gaussian`
+mahalanobis  √[(φ − m)ᵀΣ⁻¹(φ − m)/D], Σ shrunk as in :func:`fusevlm.maths.gaussians.fit_gaussian`
 laplace      log φᵀA⁻¹φ with A = λI + Σφφᵀ: the log predictive variance, up to a constant, of what
              a linear map such as the projection makes of φ under the Laplace approximation, whose
              prior counts as one average row (λ = Σ|φ|²/(N·D))
@@ -15,17 +15,24 @@ the whole reference, leaving out a group of k rows is an update of rank k, or k 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
 import numpy as np
 
 from fusevlm import checks, store
-from fusevlm.checks import FloatArray, IntArray
+from fusevlm.checks import FloatArray
 from fusevlm.errors import InputError, NotFittedError
-from fusevlm.maths.covariance import oas_of_traces
-from fusevlm.priors.distances import Gaussian, fit_gaussian, mahalanobis
+from fusevlm.maths.gaussians import (
+    Gaussian,
+    fit_gaussian,
+    left_out_mahalanobis,
+    mahalanobis,
+    need_rest,
+    rows_of_groups,
+    spectrum,
+)
 from fusevlm.priors.interface import Embeddings, check_pairs
 
 MANIFEST, KIND, SCHEMA_VERSION = "activations.json", "fusevlm.ActivationPrior", 1
@@ -42,7 +49,7 @@ class Laplace:
 
 def fit_laplace(rows: FloatArray) -> Laplace:
     """The posterior precision of a linear map's weights that were learnt on these rows."""
-    values, Q = _spectrum(rows.T @ rows)
+    values, Q = spectrum(rows.T @ rows)
     ridge = float(values.sum()) / rows.size
     if ridge == 0.0:
         raise InputError("all activations are zero; expected those of a tower.")
@@ -61,80 +68,17 @@ def left_out_log_variance(rows: FloatArray, groups: Sequence[str]) -> FloatArray
     A₋ = B − ΦᵀΦ with B = λ₋I + Σφφᵀ, so φᵀA₋⁻¹φ is on the diagonal of (I − K)⁻¹K, K = ΦB⁻¹Φᵀ.
     """
     N, D = rows.shape
-    values, Q = _spectrum(rows.T @ rows)
+    values, Q = spectrum(rows.T @ rows)
     C, total = rows @ Q, float(values.sum())
     found = np.empty(N)
-    for own in _groups(groups, N):
+    for own in rows_of_groups(groups, N):
         U = C[own]
         ridge = (total - float(np.vdot(U, U))) / ((N - len(own)) * D)
-        _need_rest(ridge, total / rows.size)
+        need_rest(ridge, total / rows.size)
         K = (U / (values + ridge)) @ U.T
         variance = np.diag(np.linalg.solve(np.eye(len(own)) - K, K))
         found[own] = np.log(np.maximum(variance, TINY))
     return found
-
-
-def left_out_mahalanobis(rows: FloatArray, groups: Sequence[str]) -> FloatArray:
-    """:func:`fusevlm.priors.distances.mahalanobis` of each row under a fit without its group.
-
-    With d the rows' deviations from the mean of all and t their sum over the group, of the n other
-    rows the mean is m − t/n and the covariance (N/n)·S − UᵀU/n, U = [d; t/√n].
-    """
-    N, D = rows.shape
-    deviations = rows - rows.mean(axis=0)
-    values, Q = _spectrum(deviations.T @ deviations / N)
-    C = deviations @ Q
-    trace, square = float(values.sum()), float(values @ values)
-    found = np.empty(N)
-    for own in _groups(groups, N):
-        n = N - len(own)
-        t = C[own].sum(axis=0)
-        U = np.vstack([C[own], t / np.sqrt(n)])
-        left = (N * trace - float(np.vdot(U, U))) / n
-        _need_rest(left, trace)
-        within = U @ U.T
-        squared = N * N * square - 2.0 * N * float(np.sum(U * U * values))
-        squared = (squared + float(np.vdot(within, within))) / n**2
-        rho = oas_of_traces(left, squared, D, n)
-        B = (1.0 - rho) * (N / n) * values + rho * left / D
-        gain = (1.0 - rho) / n
-        E = C[own] + t / n
-        plain = np.einsum("kd,kd->k", E / B, E)
-        cross = (U / B) @ E.T
-        inner = np.eye(len(U)) - gain * (U / B) @ U.T
-        raised = gain * np.einsum("uk,uk->k", cross, np.linalg.solve(inner, cross))
-        found[own] = np.sqrt((plain + raised) / D)
-    return found
-
-
-def _spectrum(matrix: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """Eigenvalues, none below 0, and eigenvectors."""
-    from scipy.linalg import eigh
-
-    values, Q = eigh(matrix)
-    return np.maximum(values, 0.0), np.asarray(Q)
-
-
-def _groups(groups: Sequence[str], size: int) -> Iterator[IntArray]:
-    """The rows of each group."""
-    if len(groups) != size:
-        raise InputError(f"there are {len(groups)} groups for {size} rows; expected one each.")
-    names, place = np.unique(np.asarray(groups, dtype=str), return_inverse=True)
-    if len(names) < 2:
-        raise InputError(
-            f"{size} queries of one unit are no reference for their own activations. Use more "
-            f"calibration queries, or another data.unit."
-        )
-    order = np.argsort(place, kind="stable")
-    yield from np.split(order, np.cumsum(np.bincount(place))[:-1])
-
-
-def _need_rest(left: float, whole: float) -> None:
-    if left <= 1e-12 * whole:
-        raise InputError(
-            "all calibration queries but those of one unit have the same activations; a reference "
-            "needs them to differ. Use more calibration queries."
-        )
 
 
 @dataclass(frozen=True)

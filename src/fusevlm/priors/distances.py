@@ -12,7 +12,7 @@ import numpy as np
 from fusevlm import checks, store
 from fusevlm.checks import FloatArray
 from fusevlm.errors import InputError, NotFittedError
-from fusevlm.maths.covariance import oas_intensity
+from fusevlm.maths.gaussians import Gaussian, fit_gaussian, mahalanobis
 from fusevlm.priors.interface import Embeddings, check_pairs
 
 SCHEMA_VERSION = 1
@@ -32,39 +32,6 @@ def mean_nearest_distance(queries: FloatArray, rows: FloatArray, k: int) -> Floa
         nearest = np.partition(d2, k - 1, axis=1)[:, :k]
         found[start : start + size] = np.sqrt(np.maximum(nearest, 0.0)).mean(axis=1)
     return found
-
-
-@dataclass(frozen=True)
-class Gaussian:
-    """Mean and inverse Cholesky factor of one modality's training embeddings."""
-
-    mean: FloatArray  # [D]
-    inverse_root: FloatArray  # [D, D], L⁻¹ with LLᵀ = Σ
-
-
-def fit_gaussian(rows: FloatArray) -> Gaussian:
-    """Mean and covariance (1 − ρ)·S + ρ·(tr S/D)·I with the OAS intensity ρ.
-
-    N is often below D: without shrinkage Σ has no inverse.
-    """
-    from scipy.linalg import cholesky, solve_triangular
-
-    N, D = rows.shape
-    mean = rows.mean(axis=0)
-    S = np.cov(rows, rowvar=False, bias=True).reshape(D, D)
-    if not np.ptp(rows, axis=0).any():
-        raise InputError("all training embeddings are equal; a covariance needs them to differ.")
-    rho = oas_intensity(S, N)
-    Sigma = (1.0 - rho) * S
-    Sigma[np.diag_indices(D)] += rho * float(np.trace(S)) / D
-    L = cholesky(Sigma, lower=True)
-    return Gaussian(mean, np.asarray(solve_triangular(L, np.eye(D), lower=True)))
-
-
-def mahalanobis(rows: FloatArray, gaussian: Gaussian) -> FloatArray:
-    """√[(z − m)ᵀΣ⁻¹(z − m)/D] of each row: about 1 for rows like the training ones."""
-    white = (rows - gaussian.mean) @ gaussian.inverse_root.T
-    return np.asarray(np.sqrt(np.mean(white * white, axis=1)))
 
 
 class _DistancePrior(ABC):

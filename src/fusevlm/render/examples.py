@@ -41,6 +41,7 @@ class Example:
     evidence: float | None
     ntl: float | None
     decision: str  # answer or abstain, or empty where the method has no threshold
+    reason: str = ""  # of an abstention
 
 
 def choose(u: FloatArray, wrong: BoolArray, count: int) -> dict[str, list[int]]:

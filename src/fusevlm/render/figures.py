@@ -162,7 +162,7 @@ def _words(example: Example) -> list[str]:
         u,
         f"{p}   {ntl}",
         f"{m0}   {evidence}",
-        f"decision: {example.decision or '–'}",
+        f"decision: {example.decision or '–'}{f' ({example.reason})' if example.reason else ''}",
     ]
 
 

@@ -190,9 +190,10 @@ def _card(example: Example, kind: str) -> str:
     verdict = "wrong" if example.wrong else "right"
     truth = " / ".join(dict.fromkeys(example.references))
     decision = escape(example.decision)
+    reason = f" <small>{escape(example.reason)}</small>" if example.reason else ""
     return (
         f'<div class="card {kind}">{image}<h4>{escape(example.question)}</h4>'
         f"<div>{escape(example.answer)} <small>{verdict}; reference {escape(truth)}</small></div>"
         f"<ul>{said}</ul><div>{' · '.join(numbers(example))} · "
-        f'<b class="{decision}">{decision or "–"}</b></div></div>'
+        f'<b class="{decision}">{decision or "–"}</b>{reason}</div></div>'
     )

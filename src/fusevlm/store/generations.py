@@ -15,6 +15,7 @@ from fusevlm.types import Generation, Samples
 KIND, EMBEDDINGS = "fusevlm.generations", "fusevlm.embeddings"
 PROMPT = ".prompt"  # ends the name of an array: the last prompt token's state
 BEFORE = "_pre"  # ends the name of an array: a tower's activations before its projection
+VIEW = "_view"  # and of one by which novelty is judged
 
 Whiten = Callable[[Samples], tuple[np.ndarray[Any, Any], int]]
 
@@ -122,6 +123,20 @@ def read_embeddings(
     if not ids:
         raise ArtefactError(f"{folder} holds no embedded query. Run fusevlm embed first.")
     return ids, {name: np.concatenate(parts) for name, parts in found.items()}
+
+
+def read_views(folder: AnyPath) -> dict[str, Any]:
+    """``{"image": [N, D], "question": [N, D]}`` of the same queries; {}: not kept."""
+    named = {"image": f"image{VIEW}", "question": f"text{BEFORE}"}
+    found: dict[str, list[Any]] = {name: [] for name in named}
+    for rows, arrays in read_parts(folder, EMBEDDINGS):
+        if any(name not in arrays for name in named.values()):
+            return {}
+        good = np.array([error is None for error in rows["error"]])
+        if good.any():
+            for name, own in named.items():
+                found[name].append(arrays[own][good])
+    return {name: np.concatenate(parts) for name, parts in found.items()}
 
 
 _ROW = (

@@ -1,0 +1,171 @@
+"""What Fuse returns: scores, and decisions with their reasons."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fusevlm import checks
+from fusevlm.checks import BoolArray, FloatArray, IntArray
+from fusevlm.fuse.presets import Options
+from fusevlm.fuse.thresholds import GroupThresholds, Threshold
+from fusevlm.types import display, display_html
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import pyarrow as pa
+
+
+class _Columns:
+    """One row per query: what :class:`Scores` and :class:`Decisions` share."""
+
+    def columns(self) -> dict[str, np.ndarray[Any, Any]]:
+        raise NotImplementedError
+
+    def _facts(self) -> dict[str, str]:
+        raise NotImplementedError
+
+    def __len__(self) -> int:
+        return len(self.columns()["u"])
+
+    def to_pandas(self) -> pd.DataFrame:
+        """One row per query as a pandas DataFrame (extra ``frames``)."""
+        frames = checks.extra("pandas", "to_pandas()", "frames")
+        table: pd.DataFrame = frames.DataFrame(self.columns())
+        return table
+
+    def to_arrow(self) -> pa.Table:
+        """One row per query as an Arrow table (extra ``frames``)."""
+        return checks.extra("pyarrow", "to_arrow()", "frames").table(self.columns())
+
+    def _title(self) -> str:
+        return f"{type(self).__name__} of {len(self)} queries"
+
+    def __repr__(self) -> str:
+        return display(self._title(), self._facts())
+
+    def _repr_html_(self) -> str:
+        return display_html(self._title(), self._facts())
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Scores(_Columns):
+    """Per-query results; every array has one entry per query.
+
+    m_post and sigma_post follow from the other columns by one update (:mod:`fusevlm.maths.fusion`):
+    the evidence is N(intercept + slope·u, tau2) and the prior N(m0, sigma0²). For the ``paper``
+    preset evidence is Ṽ and slope is n; for ``practical`` it is the reduced vector, slope 1.
+    """
+
+    m0: FloatArray
+    sigma0: FloatArray
+    evidence: FloatArray
+    intercept: FloatArray
+    slope: FloatArray
+    tau2: FloatArray
+    m_post: FloatArray
+    sigma_post: FloatArray
+    u: FloatArray
+    prior_weight: FloatArray
+    n_samples: IntArray
+    n_distinct: IntArray
+    novelty: FloatArray  # p-value of being like the calibration queries; NaN: not judged
+    strangest: tuple[str, ...]  # the side of the input it comes from
+    jitter: FloatArray  # absolute, added before the weights; NaN where no log-det was taken
+    parts: Mapping[str, FloatArray] = field(default_factory=dict)  # raw evidence by name
+    shares: Mapping[str, FloatArray] = field(default_factory=dict)  # its share of the precision
+    fit: str = ""  # which fit made them; another fit's are refused
+
+    def columns(self) -> dict[str, np.ndarray[Any, Any]]:
+        """All columns by name, the named evidence as ``evidence_NAME`` and ``share_NAME``."""
+        flat = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "fit"}
+        flat["strangest"] = np.array(self.strangest, dtype=str)
+        parts, shares = flat.pop("parts"), flat.pop("shares")
+        flat |= {f"evidence_{name}": values for name, values in parts.items()}
+        flat |= {f"share_{name}": values for name, values in shares.items()}
+        return flat
+
+    def _novel(self) -> str:
+        if np.isnan(self.novelty).any():
+            return "not judged"
+        return f"p ≤ .01 of {int(np.sum(self.novelty <= 0.01))} queries"
+
+    def _facts(self) -> dict[str, str]:
+        return {
+            "u": f"{self.u.min():.3g} to {self.u.max():.3g}, mean {self.u.mean():.3g}",
+            "evidence": ", ".join(self.parts) or "unnamed",
+            "prior's weight": f"{np.median(self.prior_weight):.3g} (median)",
+            "novelty": self._novel(),
+        }
+
+
+ANSWERED, UNCERTAIN, LIKELY_WRONG = "", "too uncertain", "too likely wrong"
+NOTHING_CERTIFIED, UNLIKE = "nothing certified", "unlike the calibration"
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Decisions(_Columns):
+    """Answer or abstain, per query, why, and the rule that decided.
+
+    ``reason`` is empty where the answer is given, else ``too uncertain`` (u* > θ), ``too likely
+    wrong`` (P(wrong) above the cap), ``unlike the calibration (image)`` (or question; novel) or
+    ``nothing certified`` (no θ keeps the wanted risk).
+    """
+
+    answer: BoolArray  # True: answer; False: abstain
+    u: FloatArray
+    p_wrong: FloatArray  # NaN: the fit had no labels for it
+    reason: tuple[str, ...]
+    threshold: Threshold | GroupThresholds
+
+    @property
+    def abstain(self) -> BoolArray:
+        return ~self.answer
+
+    @property
+    def coverage(self) -> float:
+        """Share of these queries that is answered."""
+        return float(np.mean(self.answer))
+
+    def columns(self) -> dict[str, np.ndarray[Any, Any]]:
+        """u, P(wrong), the decision and its reason, of each query."""
+        return {
+            "u": self.u,
+            "p_wrong": self.p_wrong,
+            "answer": self.answer,
+            "reason": np.array(self.reason, dtype=str),
+        }
+
+    def _facts(self) -> dict[str, str]:
+        answered = f"{int(self.answer.sum())} of {len(self)} ({self.coverage:.1%})"
+        reasons = Counter(reason for reason in self.reason if reason)
+        refused = {f"abstained, {reason}": str(n) for reason, n in reasons.most_common()}
+        return {"answered": answered, **refused, **self.threshold.facts()}
+
+
+def eligible(p_wrong: FloatArray, novelty: FloatArray, options: Options) -> BoolArray:
+    """Queries that may be answered at all: P(wrong) at most the cap, and not novel."""
+    return np.asarray(~(p_wrong > options.cap) & ~(novelty <= options.novelty_level))  # NaN: may
+
+
+def decisions(
+    scores: Scores,
+    p_wrong: FloatArray,
+    limits: FloatArray,
+    threshold: Threshold | GroupThresholds,
+    options: Options,
+) -> Decisions:
+    """Answer what is eligible with u* ≤ θ; of the rest, the first reason that holds."""
+    novel = scores.novelty <= options.novelty_level
+    unlike = [f"{UNLIKE} ({side})" for side in scores.strangest]
+    reason = np.select(
+        [novel, limits == -np.inf, p_wrong > options.cap, scores.u > limits],
+        [np.array(unlike), NOTHING_CERTIFIED, LIKELY_WRONG, UNCERTAIN],
+        ANSWERED,
+    )
+    answer = eligible(p_wrong, scores.novelty, options) & (scores.u <= limits)
+    return Decisions(answer, scores.u, p_wrong, tuple(map(str, reason)), threshold)
