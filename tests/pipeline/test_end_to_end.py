@@ -385,8 +385,8 @@ def test_missing_weights_are_said(monkeypatch, tmp_path, capsys):
 
 def test_an_answer_displays_without_trusting_its_text():
     hostile = "<b>x</b>"
-    found = Answer(hostile, {hostile: 2, "": 1}, 0.1, 0.2, 0.3, 0.4, 0.5, "answer", "", 1.0, 0.2, 0.1,
-                   novelty=0.3)  # fmt: skip
+    found = Answer(hostile, {hostile: 2, "": 1}, 0.1, 0.2, 0.3, 0.4, 0.5, "answer", "", 1.0,
+                   0.2, 0.1, novelty=0.3)  # fmt: skip
     html = found._repr_html_()
     assert hostile not in html
     assert "&lt;b&gt;x&lt;/b&gt;" in html
