@@ -176,14 +176,15 @@ def check(
     """Whether these queries and the reference come from one distribution: a permutation test.
 
     Each column is ranked in the pooled sample, x = (2·rank − N − 1)/N in (−1, 1) with midranks for
-    ties, and goes through the Legendre polynomials P₁ … P₄: location, spread, shape (P₁ gives Wilcoxon's
-    statistic, P₂ Mood's). In simulations (``python -m benchmarks.drift --statistics``) they find
-    shifts as often as Kolmogorov–Smirnov's and Cramér–von Mises' statistics, and a doubled spread
-    or a second hump two or three times as often. A pair of columns has the product x·x′, so that a change of
-    dependence under unchanged margins shows as well: an s that is shuffled, or has the wrong sign.
-    A column with gaps has whether it is known as a part of its own; elsewhere a gap counts as the
-    mean. Of each feature f the statistic is |Σ_new f| over its standard deviation under
-    permutation, of a part the largest of its features, of all the largest of the parts.
+    ties, and goes through the Legendre polynomials P₁ … P₄: location, spread, shape (P₁ gives
+    Wilcoxon's statistic, P₂ Mood's). In simulations (``python -m benchmarks.drift --statistics``)
+    they find shifts as often as Kolmogorov–Smirnov's and Cramér–von Mises' statistics, and a
+    doubled spread or a second hump two or three times as often. A pair of columns has the product
+    x·x′, so that a change of dependence under unchanged margins shows as well: an s that is
+    shuffled, or has the wrong sign. A column with gaps has whether it is known as a part of its
+    own; elsewhere a gap counts as the mean. Of each feature f the statistic is |Σ_new f| over its
+    standard deviation under permutation, of a part the largest of its features, of all the largest
+    of the parts.
 
     p = (1 + #{permutations with at least the observed})/(B + 1) is exact: ranks of the *pooled*
     sample do not depend on which rows are new, so under exchangeability the observed labels are one
