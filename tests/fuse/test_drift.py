@@ -283,6 +283,20 @@ def test_smoothed_p_values_are_uniform_and_independent_over_all_orders():
         np.testing.assert_allclose(cells, cells.mean())
 
 
+def test_p_values_of_one_column_are_not_uniform_given_anothers_past():
+    """Why capitals of parts are not averaged: the past of both columns tells the next of one."""
+    last = []
+    for rows in permutations([(1.0, 1.0), (2.0, 3.0), (3.0, 2.0)]):
+        second, third = [], []
+        for column in zip(*rows, strict=True):
+            bag = [column[0]]
+            second.append(drift.conformal_p(bag, column[1], 0.5))
+            third.append(drift.conformal_p(bag, column[2], 0.5))
+        if second[0] != second[1]:
+            last += third
+    assert last == pytest.approx([5 / 6] * 4)  # always the lowest
+
+
 def test_a_high_value_has_a_low_p():
     assert drift.conformal_p([1.0, 2.0, 3.0], 9.0, 0.5) == pytest.approx(0.125)
     assert drift.conformal_p([1.0, 2.0, 3.0], 0.0, 0.5) == pytest.approx(0.875)
@@ -351,7 +365,7 @@ def test_the_mean_capital_is_one_over_all_orders():
         gains = np.log([one, other])[:, None]
         laid = np.exp(drift.capitals(np.full((1, 8), drift._log_laid(0)), gains, 0))[-1]
         total.append(laid.sum() + drift.kept(2))
-    assert np.ptp(total) > 0.5
+    assert np.ptp(total) > 0.1  # something is won and lost
     assert np.mean(total) == pytest.approx(1, abs=2e-3)
 
 

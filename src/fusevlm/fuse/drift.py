@@ -190,6 +190,7 @@ def check(
     sample do not depend on which rows are new, so under exchangeability the observed labels are one
     more draw from the permutations. Ranks among the reference alone would not do: they would fit
     the reference's rows and not the new ones, and permuting afterwards would not undo that.
+    Exchangeable are units, not queries: of several questions about one image pass one.
     Parts are adjusted by Westfall and Young's step-down maxT. Cost: B·N·(features).
     """
     level = checks.fraction(level, "level")
