@@ -182,10 +182,11 @@ def check(
     doubled spread or a second hump two or three times as often. A pair of columns has the product
     x·x′, so that a change of dependence under unchanged margins shows as well: an s that is
     shuffled, or has the wrong sign. (Products of normal scores have heavy tails, which raise the
-    maximum of all: of a flipped s among 10 queries they find 29 %, these 39 %.) A column with gaps has whether it is known as a part of its
-    own; elsewhere a gap counts as the mean. Of each feature f the statistic is |Σ_new f| over its
-    standard deviation under permutation, of a part the largest of its features, of all the largest
-    of the parts.
+    maximum of all: of a flipped s among 10 queries they find 29 %, these 39 %.) A column with gaps
+    has whether it is known as a part of its own; elsewhere a gap counts as the mean.
+
+    Of each feature f the statistic is |Σ_new f| over its standard deviation under permutation, of a
+    part the largest of its features, of all the largest of the parts.
 
     p = (1 + #{permutations with at least the observed})/(B + 1) is exact: ranks of the *pooled*
     sample do not depend on which rows are new, so under exchangeability the observed labels are one
