@@ -101,12 +101,12 @@ def project(projections: Mapping[str, Projection], inputs: Mapping[str, FloatArr
     return np.hstack([own(inputs[name]) for name, own in projections.items()])
 
 
-def fit_projection(rows: FloatArray) -> Projection:
+def fit_projection(rows: FloatArray, most: int = COMPONENTS) -> Projection:
     """The leading components of rows [N, D], at most 48 and N/4 of them."""
     mean = rows.mean(axis=0)
     _, size, axes = np.linalg.svd(rows - mean, full_matrices=False)
     large = int(np.sum(size > SMALL * size[0])) if size[0] > 1e-12 * np.abs(rows).max() else 0
-    keep = min(COMPONENTS, len(rows) // 4, large)
+    keep = min(most, len(rows) // 4, large)
     return Projection(mean, axes[:keep].T * (np.sqrt(len(rows)) / size[:keep]))
 
 

@@ -14,11 +14,14 @@ from fusevlm import checks, store
 from fusevlm.checks import BoolArray, FloatArray, IntArray
 from fusevlm.errors import InputError, NotFittedError
 from fusevlm.fuse import arguments, competence, novelty, probability, scalar, thresholds, vector
+from fusevlm.fuse.drift import LEAST_REFERENCE, Drift, Monitor, Reference, check
 from fusevlm.fuse.model import Model, fit_model, hashes, p_wrong, score_model
 from fusevlm.fuse.presets import PRESETS, Options, resolve
 from fusevlm.fuse.prior import Prior, Statistics
+from fusevlm.fuse.recalibration import Recalibration, Tilt, standing, update_map
 from fusevlm.fuse.results import Decisions, Scores, decisions, eligible
 from fusevlm.fuse.thresholds import GroupThresholds, RiskTable, Threshold
+from fusevlm.fuse.watch import StreamMonitor, columns_of, first_of_units, reference_of
 from fusevlm.maths import gaussians, whitening
 from fusevlm.types import Queries, Samples, display, display_html
 
@@ -26,6 +29,7 @@ logger = logging.getLogger(__name__)
 
 SCHEMA_VERSION = 4
 MANIFEST = "fuse.json"
+LEAST_BATCH, WARNING_LEVEL = 20, 0.01  # units in which score looks for drift, false alarms
 
 RULES: dict[str, Callable[..., Threshold]] = {
     "empirical": thresholds.empirical,
@@ -54,6 +58,7 @@ class _Saved:
     options: Options
     model: Model
     threshold_data: ThresholdData | None
+    reference: Reference | None
 
 
 _CLASSES: dict[str, type] = {
@@ -77,6 +82,8 @@ _CLASSES: dict[str, type] = {
         novelty.Side,
         novelty.Numbers,
         gaussians.Gaussian,
+        Reference,
+        Tilt,
         whitening.NoWhitening,
         whitening.ExactWhitening,
         whitening.LowRankWhitening,
@@ -134,6 +141,7 @@ class Fuse:
         self._given = options
         self._model: Model | None = None
         self._threshold_data: ThresholdData | None = None
+        self._reference: Reference | None = None  # of drift
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:
         """The preset and the options that were set on top of it, as scikit-learn's ``clone``."""
@@ -181,10 +189,10 @@ class Fuse:
         tune, apart = divide(queries.units or (), share, self.options.seed)
         model = fit_model(queries.take(tune) if len(apart) else queries, self.options)
         data = None
+        kept = apart if len(apart) else tune
+        rest = queries.take(kept)
+        scores = score_model(model, rest, self.options, warn=False)
         if labelled:
-            kept = apart if len(apart) else tune
-            rest = queries.take(kept)
-            scores = score_model(model, rest, self.options, warn=False)
             own = None if names is None else tuple(names[i] for i in kept)
             if len(apart) and self.options.probability != "min_max":
                 honest = probability.fit_score_map(self.options.probability, scores.u, rest.wrong)
@@ -194,6 +202,7 @@ class Fuse:
                 scores.u, rest.wrong, p, scores.novelty, len(apart) > 0, own, hashes(rest)
             )
         self._model, self._threshold_data = model, data
+        self._reference = reference_of(columns_of(model, rest, scores), rest, scores)
         return self
 
     def fit_threshold(
@@ -257,7 +266,9 @@ class Fuse:
             samples, s=s, inputs=inputs, views=views, extra=extra, statistics=names
         )
         self._warn_of_seen(queries)
-        return score_model(self.model, queries, self.options)
+        scores = score_model(self.model, queries, self.options)
+        self._warn_of_drift(queries, scores)
+        return scores
 
     def predict_proba(
         self,
@@ -314,6 +325,7 @@ class Fuse:
             options["grid"] = self._grid(len(data.u), risk, delta)
         allowed = eligible(data.p_wrong, data.novelty, self.options)
         found = thresholds.among(allowed, RULES[name], data.u, data.wrong, **options)
+        self._warn_of_groups(data, found, allowed)
         return found if self._guaranteed(data, name) else found.without_guarantee()
 
     def group_thresholds(
@@ -347,9 +359,80 @@ class Fuse:
         )
         return found if self._guaranteed(data) else replace(found, guaranteed_risk=None)
 
+    def check_drift(
+        self,
+        samples: Sequence[Samples] | Queries,
+        *,
+        level: float = 0.05,
+        permutations: int = 999,
+        seed: int = 0,
+        units: Sequence[str] | None = None,
+        **given: Any,
+    ) -> Drift:
+        """Whether a batch of queries is like those of the calibration, and what moved.
+
+        A permutation test (:func:`fusevlm.fuse.drift.check`) over evidence, prior statistics and
+        inputs, given as to :meth:`score`. The level is exact where queries were kept apart, of
+        which the first of each unit are compared.
+        """
+        queries = arguments.queries_of(
+            samples, statistics=self.model.statistics.names, units=units, **given
+        )
+        scores = score_model(self.model, queries, self.options, warn=False)
+        return self._drift(queries, scores, level, permutations, seed)
+
+    def monitor(self, *, level: float = 0.01, seed: int = 0) -> StreamMonitor:
+        """A monitor of a stream of queries, which may be looked at after each of them.
+
+        At most a share ``level`` of all streams without drift ever gives an alarm
+        (:class:`fusevlm.fuse.drift.Monitor`).
+        """
+        _ = self.model
+        assert self._reference is not None
+
+        def columns(samples: Any, **given: Any) -> dict[str, FloatArray]:
+            names = self.model.statistics.names
+            queries = arguments.queries_of(samples, statistics=names, **given)
+            scores = score_model(self.model, queries, self.options, warn=False)
+            return columns_of(self.model, queries, scores)
+
+        return StreamMonitor(Monitor(self._reference, level=level, seed=seed), columns)
+
+    def recalibrate(
+        self,
+        samples: Sequence[Samples] | Queries,
+        wrong: Any = None,
+        *,
+        risk: float = 0.2,
+        delta: float = 0.1,
+        **given: Any,
+    ) -> Recalibration:
+        """Bring P(wrong) up to date by a few labels of new queries, and θ where it must be.
+
+        Of the labelled queries, those that the present rule answers tell whether ``risk`` is still
+        kept. Where it is refuted, thresholds come from these labels from now on; where it is
+        confirmed or open, they stay. P(wrong) is tilted in any case: little by few labels.
+        """
+        names = self.model.statistics.names
+        queries = arguments.calibration_of(
+            samples, wrong=wrong, statistics=names, **{"s": None, **given}
+        )
+        if queries.wrong is None:
+            raise InputError("recalibrate needs labels: pass wrong=... (1 where wrong).")
+        scores = score_model(self.model, queries, self.options, warn=False)
+        before = p_wrong(self.model, scores)
+        answered = self.decide(scores, risk=risk, delta=delta).answer
+        verdict = standing(queries.wrong[answered], risk, delta)
+        tilt = update_map(p_wrong(replace(self.model, tilt=None), scores), queries.wrong)
+        self._model = replace(self.model, tilt=tilt)
+        if verdict.verdict == "refuted":
+            self.fit_threshold(queries)
+        after = p_wrong(self.model, scores)
+        return Recalibration(verdict, tilt, float(before.mean()), float(after.mean()))
+
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the fit to the folder ``path`` (JSON + safetensors)."""
-        saved = _Saved(self.preset, self.options, self.model, self._threshold_data)
+        saved = _Saved(self.preset, self.options, self.model, self._threshold_data, self._reference)
         store.save_object(path, MANIFEST, "fusevlm.Fuse", SCHEMA_VERSION, saved)
 
     @classmethod
@@ -365,6 +448,7 @@ class Fuse:
             **{k: getattr(now, k) for k in names if getattr(now, k) != getattr(usual, k)},
         )
         fuse._model, fuse._threshold_data = saved.model, saved.threshold_data
+        fuse._reference = saved.reference
         return fuse
 
     def __repr__(self) -> str:
@@ -425,6 +509,32 @@ class Fuse:
                 len(queries),
             )
 
+    def _warn_of_drift(self, queries: Queries, scores: Scores) -> None:
+        """Once per batch at most; of batches without drift one in a hundred is warned of."""
+        if len(set(queries.units or ())) < LEAST_BATCH or self._reference is None:
+            return
+        if len(self._reference) < LEAST_REFERENCE:
+            return
+        found = self._drift(queries, scores, WARNING_LEVEL, 199, 0)
+        if found.drifted:
+            logger.warning(
+                "drift: these queries are not like those of the calibration (p = %.2g; one batch "
+                "in %d without drift is called so): %s. P(wrong) and guarantees may not hold for "
+                "them; label some and call recalibrate.",
+                found.p_value,
+                round(1 / WARNING_LEVEL),
+                "; ".join(f"{part.name} {part.direction}" for part in found.moved[:3]),
+            )
+
+    def _drift(
+        self, queries: Queries, scores: Scores, level: float, permutations: int, seed: int
+    ) -> Drift:
+        assert self._reference is not None
+        columns = columns_of(self.model, queries, scores)
+        rows = first_of_units(queries.units or queries.ids)
+        new = {name: column[rows] for name, column in columns.items()}
+        return check(self._reference, new, level=level, permutations=permutations, seed=seed)
+
     def _labelled(self) -> ThresholdData:
         if self._threshold_data is None:
             _ = self.model
@@ -446,6 +556,22 @@ class Fuse:
             )
         return data.apart
 
+    def _warn_of_groups(self, data: ThresholdData, theta: Threshold, allowed: BoolArray) -> None:
+        """Where one θ for all is chosen though groups are known: those it does not keep."""
+        answered = theta.answers(data.u) & allowed
+        over = []
+        for group in dict.fromkeys(data.groups or ()):
+            wrong = data.wrong[answered & (np.array(data.groups) == group)]
+            if len(wrong) and theta.risk is not None and wrong.mean() > theta.risk:
+                over.append(f"{group!r} ({int(wrong.sum())} of {len(wrong)} answers wrong)")
+        if over:
+            logger.warning(
+                "the risk %g is kept on average, not in every group: it was exceeded in %s. For a "
+                "promise per group pass groups=... to decide().",
+                theta.risk,
+                ", ".join(over),
+            )
+
     def _grid(self, size: int, risk: float, delta: float) -> FloatArray:
         """Candidate thresholds from the tuning scores, ignorant of any other query."""
         risk, delta = checks.fraction(risk, "risk"), checks.fraction(delta, "delta")
@@ -456,5 +582,8 @@ class Fuse:
 
     def _below_cap(self, grid: FloatArray) -> FloatArray:
         """Candidates up to the cap of P(wrong), which rises with u: a prefix of the sequence."""
-        score_map = self.model.score_map
-        return grid if score_map is None else grid[score_map(grid) <= self.options.cap]
+        score_map, tilt = self.model.score_map, self.model.tilt
+        if score_map is None:
+            return grid
+        p = score_map(grid) if tilt is None else tilt(score_map(grid))
+        return grid[p <= self.options.cap]

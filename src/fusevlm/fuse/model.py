@@ -15,6 +15,7 @@ from fusevlm import checks
 from fusevlm.checks import BoolArray, FloatArray, IntArray
 from fusevlm.errors import InputError, library_quiet
 from fusevlm.fuse import competence, probability
+from fusevlm.fuse.competence import Projection
 from fusevlm.fuse.evidence import (
     BALANCES,
     EvidenceTable,
@@ -32,6 +33,7 @@ from fusevlm.fuse.evidence import (
 from fusevlm.fuse.novelty import Novelty, fit_novelty, strangest
 from fusevlm.fuse.presets import Options
 from fusevlm.fuse.prior import Statistics, fit_statistics
+from fusevlm.fuse.recalibration import Tilt
 from fusevlm.fuse.results import Scores
 from fusevlm.fuse.scalar import ScalarModel, fit_scalar
 from fusevlm.fuse.tuning import choose_alpha
@@ -43,6 +45,7 @@ from fusevlm.types import Queries
 logger = logging.getLogger(__name__)
 
 LEAST_PRIOR_WEIGHT = 0.01
+WATCHED = 4  # components of each kind of input, in which drift is looked for
 OWN_NAMES = ("surprisal", "log_surprisal", "logdet", "s", competence.NAME)
 Parts = Mapping[str, FloatArray]  # evidence by name
 Likelihood = ScalarModel | VectorModel
@@ -70,6 +73,8 @@ class Model:
     )
     novelty: Novelty | None = None  # what queries like the calibration's look like
     usual_variance: float = 0.0  # mean of the competence's variance on calibration queries
+    components: Mapping[str, Projection] = field(default_factory=dict)  # of inputs
+    tilt: Tilt | None = None  # of P(wrong), by labels of newer data
 
     @property
     def uses_s(self) -> bool:
@@ -148,6 +153,7 @@ def fit_model(queries: Queries, options: Options) -> Model:
         competence=None if learnt is None else learnt.model,
         novelty=_fit_novelty(queries, options),
         usual_variance=0.0 if learnt is None else float(learnt.variance.mean()),
+        components={k: competence.fit_projection(v, WATCHED) for k, v in queries.inputs.items()},
     )
     scores = _scores(model, queries, known, table, options)
     _warn_of_one_source(scores, known, options)
@@ -209,9 +215,11 @@ def score_model(model: Model, queries: Queries, options: Options, *, warn: bool 
 def p_wrong(model: Model, scores: Scores) -> FloatArray:
     """P(wrong) of scored queries."""
     if model.score_map is not None:
-        return model.score_map(scores.u)
-    assert model.vector is not None  # the scalar fusion always has a map
-    return model.vector.p_wrong(scores.m_post, scores.sigma_post)
+        found = model.score_map(scores.u)
+    else:
+        assert model.vector is not None  # the scalar fusion always has a map
+        found = model.vector.p_wrong(scores.m_post, scores.sigma_post)
+    return found if model.tilt is None else model.tilt(found)
 
 
 def hashes(queries: Queries) -> IntArray:

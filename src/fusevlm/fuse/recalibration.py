@@ -142,6 +142,35 @@ class Standing:
         }
 
 
+@dataclass(frozen=True)
+class Recalibration:
+    """What labels of new data changed: P(wrong) on average, and how the promised risk stands."""
+
+    standing: Standing
+    tilt: Tilt
+    before: float  # mean P(wrong) of the labelled queries
+    after: float
+
+    def __str__(self) -> str:
+        return display(self._title(), self._facts())
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        return display_html(self._title(), self._facts())
+
+    def _title(self) -> str:
+        return f"risk {self.standing.risk:g}: {self.standing.verdict}"
+
+    def _facts(self) -> dict[str, str]:
+        refuted = self.standing.verdict == "refuted"
+        return {
+            "mean P(wrong)": f"{self.before:.3g} → {self.after:.3g}",
+            "thresholds": "from these labels, from now on" if refuted else "as they were",
+            "meaning": self.standing.sentence,
+        }
+
+
 def standing(wrong_answered: Any, risk: float, delta: float = 0.1) -> Standing:
     """Whether a promised ``risk`` holds on new data, by the labels of answered queries.
 
