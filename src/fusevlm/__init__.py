@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from fusevlm.errors import FuseError
     from fusevlm.fuse import simulate, thresholds
     from fusevlm.fuse.estimator import Fuse
+    from fusevlm.fuse.labels import labels_needed
     from fusevlm.maths.evidence import semantic_evidence
     from fusevlm.maths.wishart import wishart_moments
     from fusevlm.semantics.sentences import sentence_vectors
@@ -29,6 +30,7 @@ __all__ = [
     "Samples",
     "Scores",
     "__version__",
+    "labels_needed",
     "load",
     "metrics",
     "semantic_evidence",
@@ -45,6 +47,7 @@ _HOME = {
     "Queries": "fusevlm.types:Queries",
     "Samples": "fusevlm.types:Samples",
     "Scores": "fusevlm.types:Scores",
+    "labels_needed": "fusevlm.fuse.labels:labels_needed",
     "load": "fusevlm.assistant:load",
     "metrics": "fusevlm.metrics",
     "semantic_evidence": "fusevlm.maths.evidence:semantic_evidence",

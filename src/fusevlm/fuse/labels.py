@@ -13,12 +13,13 @@ labels      what happens from there on
 ==========  ======================================================================================
 
 Labels are divided as :class:`~fusevlm.Fuse` divides them: a ``share`` of them tests thresholds, the
-others choose the candidates. The simulation runs those very functions of ``fuse.thresholds``.
+others choose the candidates. The simulation is ``candidate_grid`` and ``learn_then_test`` of
+``fuse.thresholds`` for many label sets at once; a test holds the two together.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,7 +28,6 @@ import numpy as np
 from fusevlm import checks
 from fusevlm.checks import BoolArray, FloatArray, IntArray
 from fusevlm.errors import InputError
-from fusevlm.fuse import thresholds
 from fusevlm.maths import bounds
 from fusevlm.metrics import auroc as auroc_of
 from fusevlm.types import display, display_html
@@ -35,8 +35,10 @@ from fusevlm.types import display, display_html
 MAX_LABELS = 20_000  # nobody labels more for a threshold; beyond it the answer is None
 REPETITIONS = 400  # simulated label sets: a standard error of .015 at a power of .9
 RUNG = 1.05  # simulated numbers of labels are these steps apart
+GUESS = 1.15  # where to look first: so much above what a single test needs
 BATCH = 100  # label sets after which a simulation may stop, where its result is plain
 PRIOR_QUERIES = 20  # what the binormal curve counts for beside observed errors (why_nothing)
+COVERAGES = np.linspace(0.05, 1.0, 20)  # where a first test may succeed
 
 
 @dataclass(frozen=True)
@@ -53,12 +55,12 @@ class Binormal:
 
         return float(np.sqrt(2.0) * ndtri(self.auroc))
 
-    def coverage_at(self, theta: float) -> float:
+    def coverage_at(self, theta: Any) -> FloatArray:
         """P(u ≤ θ)."""
         from scipy.special import ndtr
 
         right, wrong = ndtr(theta), ndtr(theta - self.shift)
-        return float((1.0 - self.error_rate) * right + self.error_rate * wrong)
+        return np.asarray((1.0 - self.error_rate) * right + self.error_rate * wrong)
 
     def error_at(self, coverage: float) -> float:
         """P(wrong | u ≤ θ) at the θ that answers ``coverage`` of all queries."""
@@ -68,8 +70,12 @@ class Binormal:
         if coverage >= 1.0:
             return self.error_rate
         edge = 40.0 + self.shift
-        theta = brentq(lambda t: self.coverage_at(t) - coverage, -edge, edge, xtol=1e-12)
+        theta = brentq(lambda t: float(self.coverage_at(t)) - coverage, -edge, edge, xtol=1e-12)
         return float(self.error_rate * ndtr(theta - self.shift) / coverage)
+
+    def errors_at(self, coverages: FloatArray) -> FloatArray:
+        """:meth:`error_at` of each."""
+        return np.array([self.error_at(float(coverage)) for coverage in coverages])
 
     def largest_coverage(self, risk: float) -> float:
         """The coverage at which the error rate reaches ``risk``: no larger one can be certified."""
@@ -89,7 +95,7 @@ class Binormal:
         far = -1.0
         while excess(far) > 0.0:
             far *= 2.0
-        return self.coverage_at(float(brentq(excess, far, 40.0 + self.shift)))
+        return float(self.coverage_at(brentq(excess, far, 40.0 + self.shift)))
 
     def draw(self, rng: np.random.Generator, size: int) -> tuple[FloatArray, BoolArray]:
         """Scores and labels of ``size`` queries; a larger draw begins with the smaller one."""
@@ -148,10 +154,8 @@ class LabelPlan:
 
     def _wanted(self) -> str:
         if not self.possible:
-            return (
-                f"impossible with any number of labels: ask for a coverage below "
-                f"{self.largest_coverage:.3g}, a larger risk, or a better score"
-            )
+            less = f"a coverage below {self.largest_coverage:.3g}, " * (self.largest_coverage > 0)
+            return f"impossible with any number of labels: ask for {less}a larger risk or AUROC"
         alone = "" if self.single is None else f"; {self.single:,} if one test were enough (exact)"
         return self._simulated(self.needed, self.needed_share) + alone
 
@@ -207,10 +211,12 @@ def labels_needed(
     single = None if alone is None else in_all(alone, share)
     trials = _Trials(world, risk, delta, share, seed, repetitions)
     first = needed = None
-    if largest * share * MAX_LABELS > fewest_answers(risk, delta):
-        first = _search(lambda n: trials.succeed(n, 0.0, power), least, least)
+    about = _first_size(COVERAGES, world.errors_at(COVERAGES), risk, delta, power)
+    if about is not None and least < MAX_LABELS:
+        first = _search(lambda n: trials.succeed(n, 0.0, power), least, GUESS * about / share)
     if first is not None and single is not None:
-        needed = _search(lambda n: trials.succeed(n, coverage, power), least, max(first, single))
+        guess = max(first, GUESS * single)
+        needed = _search(lambda n: trials.succeed(n, coverage, power), least, guess)
     return LabelPlan(
         risk,
         delta,
@@ -277,12 +283,17 @@ def single_powers(
 def test_power(answered: IntArray, error: float | FloatArray, risk: float, delta: float) -> Any:
     """P(the exact test of ``risk`` succeeds) after so many answers, each wrong with ``error``."""
     from scipy.special import bdtr
+
+    most = allowed_errors(answered, risk, delta)
+    return np.where(most < 0, 0.0, bdtr(np.maximum(most, 0), np.maximum(answered, 1), error))
+
+
+def allowed_errors(answered: IntArray, risk: float, delta: float) -> IntArray:
+    """The most errors with which the exact test of ``risk`` succeeds; −1: not even with none."""
     from scipy.stats import binom
 
-    most = np.maximum(0.0, binom.ppf(delta, answered, risk))  # errors with P(Bin ≤ errors) ≤ delta
-    most = most - (bounds.binomial_p_value(most, answered, risk) > delta)
-    seen = np.maximum(1, answered)
-    return np.where(most >= 0, bdtr(np.maximum(most, 0.0), seen, error), 0.0)
+    most = np.maximum(0, np.where(answered > 0, binom.ppf(delta, answered, risk), 0)).astype(int)
+    return np.asarray(most - (bounds.binomial_p_value(most, answered, risk) > delta))
 
 
 @dataclass(frozen=True)
@@ -298,7 +309,7 @@ class _Trials:
     share: float
     seed: int
     repetitions: int
-    reached: dict[int, list[float]] = field(default_factory=dict)  # labels: true coverages
+    reached: dict[int, FloatArray] = field(default_factory=dict)  # labels: true coverages
 
     def succeed(self, labels: int, coverage: float, power: float) -> bool:
         """Whether ``power`` is reached, with one standard error to spare."""
@@ -306,54 +317,89 @@ class _Trials:
         for size in range(BATCH, self.repetitions, BATCH):
             seen = self.share_of(labels, coverage, size)
             if abs(seen - goal) > 3.0 * np.sqrt(power * (1.0 - power) / size):
-                return bool(seen > goal)
+                return seen > goal
         return self.share_of(labels, coverage) >= goal
 
     def share_of(self, labels: int, coverage: float, size: int | None = None) -> float:
         """Share of the first ``size`` label sets that certify something, and ``coverage`` of it."""
         size = size or self.repetitions
-        seen = self.reached.setdefault(labels, [])
-        seen.extend(self._coverage(labels, number) for number in range(len(seen), size))
-        return float(np.mean([0.0 < value >= coverage for value in seen[:size]]))
+        seen = self.reached.get(labels, np.zeros(0))
+        while len(seen) < size:
+            numbers = range(len(seen), min(len(seen) + BATCH, size))
+            theta = self.thresholds(*self.draws(labels, numbers))
+            seen = np.concatenate([seen, self.world.coverage_at(theta)])
+        self.reached[labels] = seen
+        return float(np.mean((seen[:size] > 0.0) & (seen[:size] >= coverage)))
 
-    def _coverage(self, labels: int, number: int) -> float:
-        """True coverage of the threshold that one label set certifies; 0 where it is none."""
-        u, wrong = self.world.draw(np.random.default_rng([self.seed, number]), labels)
-        steps = np.rint(self.share * np.arange(labels + 1))
-        apart = np.diff(steps) > 0  # of the first n, for every n, round(share·n)
+    def draws(self, labels: int, numbers: Iterable[int]) -> tuple[FloatArray, BoolArray, BoolArray]:
+        """Scores and labels of these label sets [sets, labels], and which are kept apart."""
+        seeds = [np.random.default_rng([self.seed, number]) for number in numbers]
+        sets = [self.world.draw(rng, labels) for rng in seeds]
+        steps = np.rint(self.share * np.arange(labels + 1))  # of any first n, round(share·n)
+        return np.array([u for u, _ in sets]), np.array([w for _, w in sets]), np.diff(steps) > 0
+
+    def thresholds(self, u: FloatArray, wrong: BoolArray, apart: BoolArray) -> FloatArray:
+        """``learn_then_test`` with the ``candidate_grid`` of the others, for all sets at once."""
+        scores, errors = _in_order(u[:, ~apart], wrong[:, ~apart])
         size = int(apart.sum())
-        grid = thresholds.candidate_grid(
-            u[~apart], size, self.risk, self.delta, wrong=wrong[~apart]
-        )
-        found = thresholds.learn_then_test(
-            u[apart], wrong[apart], risk=self.risk, delta=self.delta, grid=grid
-        )
-        return self.world.coverage_at(found.threshold) if found.feasible else 0.0
+        start = self._starts(errors, size)[:, None]
+        place = (start + (1.0 - start) * np.linspace(0.0, 1.0, 161)) * (scores.shape[1] - 1)
+        below = np.minimum(place.astype(int), scores.shape[1] - 2)
+        low, high = (np.take_along_axis(scores, below + k, axis=1) for k in (0, 1))
+        grid = low + (place - below) * (high - low)
+        scores, errors = _in_order(u[:, apart], wrong[:, apart])
+        pairs = zip(scores, grid, strict=True)
+        answered = np.array([np.searchsorted(mine, theta, side="right") for mine, theta in pairs])
+        allowed = allowed_errors(np.arange(size + 1), self.risk, self.delta)[answered]
+        failed = np.take_along_axis(errors, answered, axis=1) > allowed
+        stop = np.where(failed.any(axis=1), np.argmax(failed, axis=1), grid.shape[1])
+        last = np.take_along_axis(grid, np.maximum(stop - 1, 0)[:, None], axis=1)[:, 0]
+        return np.where(stop > 0, last, -np.inf)
+
+    def _starts(self, errors: IntArray, size: int) -> FloatArray:
+        """The coverage at which each set's sequence begins, by the errors of its tuning labels."""
+        from scipy.special import bdtr
+
+        least = min(1.5 * fewest_answers(self.risk, self.delta) / size, 1.0)
+        coverage = np.linspace(least, 1.0, 41)
+        known = np.maximum(1, np.round(coverage * (errors.shape[1] - 1)).astype(int))
+        answered = np.maximum(1, np.round(coverage * size).astype(int))
+        rate = np.minimum(1.0, (errors[:, known] + 1.0) / (known + 1.0))
+        allowed = allowed_errors(answered, self.risk, self.delta)
+        power = np.where(allowed < 0, 0.0, bdtr(np.maximum(allowed, 0.0), answered, rate))
+        best = power.max(axis=1, keepdims=True) - 1e-3
+        return np.asarray(coverage[np.argmax(power >= best, axis=1)])
 
 
-def _search(holds: Callable[[int], bool], least: int, guess: int) -> int | None:
-    """The first number on the ladder least·RUNGᵏ that ``holds``, looked for from ``guess`` on."""
-    top = int(np.log(MAX_LABELS / least) / np.log(RUNG)) if least <= MAX_LABELS else -1
-    if top < 0:
-        return None
+def _in_order(u: FloatArray, wrong: BoolArray) -> tuple[FloatArray, IntArray]:
+    """Scores of each set, ascending, and the errors among the first 0, 1, … of them."""
+    order = np.argsort(u, axis=1)
+    errors = np.cumsum(np.take_along_axis(wrong, order, axis=1), axis=1)
+    return np.take_along_axis(u, order, axis=1), np.pad(errors, ((0, 0), (1, 0)))
 
-    def at(rung: int) -> int:
-        return int(np.ceil(least * RUNG**rung))
 
-    high = min(top, max(0, round(np.log(guess / least) / np.log(RUNG))))
-    low, step = -1, 4
-    while not holds(at(high)):
-        if high == top:
-            return None
-        low, high, step = high, min(top, high + step), 2 * step
+def _search(holds: Callable[[int], bool], least: int, guess: float) -> int | None:
+    """The first number of labels on a ladder from ``least`` up that ``holds``; None: none does.
+
+    From the ``guess`` on in growing steps until it is enclosed, then by halves.
+    """
+    rungs = np.geomspace(least, MAX_LABELS, 2 + int(np.log(MAX_LABELS / least) / np.log(RUNG)))
+    ladder = np.unique(np.ceil(rungs).astype(int)).tolist()
+    low, high, step = -1, len(ladder), 2
+    at = min(int(np.searchsorted(ladder, guess)), high - 1)
     while high - low > 1:
-        middle = max(low + 1, high - step) if low < 0 and step < high else (low + high) // 2
-        step *= 2
-        if holds(at(middle)):
-            high = middle
+        if holds(ladder[at]):
+            high = at
         else:
-            low = middle
-    return at(high)
+            low = at
+        if high == len(ladder):
+            at = min(low + step, high - 1)
+        elif low == -1:
+            at = max(high - step, 0)
+        else:
+            at = (low + high) // 2
+        step *= 2
+    return ladder[high] if high < len(ladder) else None
 
 
 def _ranking(auroc: float) -> float:
@@ -388,8 +434,8 @@ def why_nothing(
     errors = labels if tuning_u is None else checks.labels(tuning_wrong, length=len(known))
     size, fewest = len(labels), fewest_answers(risk, delta)
     start = f"nothing is certified at risk {risk:g} and delta {delta:g}: "
-    coverage, rate = _error_curve(known, errors)
-    enough = _first_size(coverage, rate, risk, delta, power)
+    rate = _error_curve(known, errors)
+    enough = _first_size(COVERAGES, rate, risk, delta, power)
     surest = int(np.argmin(rate))
     hope = f"about {_rounded(enough / share):,} labels in all should do" if enough else ""
     if labels.all():
@@ -410,7 +456,7 @@ def why_nothing(
         )
     if not enough:
         return start + (
-            f"more labels will not help: even the surest {coverage[surest]:.0%} are wrong in about "
+            f"more labels will not help: even the surest {COVERAGES[surest]:.0%} are wrong in about "
             f"{rate[surest]:.1%}. Ask for a risk well above that, or bring better evidence."
         )
     if enough <= size:
@@ -419,21 +465,21 @@ def why_nothing(
             "had more errors than usual; label more queries, or ask for a larger risk."
         )
     return start + (
-        f"the surest {coverage[surest]:.0%} are wrong in about {rate[surest]:.1%}, and {size} "
+        f"the surest {COVERAGES[surest]:.0%} are wrong in about {rate[surest]:.1%}, and {size} "
         f"labels kept for the threshold are too few to show that this is below the risk; {hope}."
     )
 
 
-def _error_curve(u: FloatArray, wrong: BoolArray) -> tuple[FloatArray, FloatArray]:
-    """Coverages and error rates among the surest: what was seen, smoothed by a binormal curve."""
+def _error_curve(u: FloatArray, wrong: BoolArray) -> FloatArray:
+    """Error rates among the surest, at COVERAGES: what was seen, smoothed by a binormal curve."""
     both = wrong.any() and not wrong.all()
     overall = (wrong.sum() + 0.5) / (len(wrong) + 1.0)
-    world = Binormal(float(overall), float(np.clip(auroc_of(u, wrong), 0.5, 0.999)) if both else 0.5)
-    coverage = np.linspace(0.1, 1.0, 19)
-    known = np.round(coverage * len(u)).astype(int)
+    world = Binormal(
+        float(overall), float(np.clip(auroc_of(u, wrong), 0.5, 0.999)) if both else 0.5
+    )
+    known = np.round(COVERAGES * len(u)).astype(int)
     errors = np.concatenate([[0], np.cumsum(wrong[np.argsort(u)])])[known]
-    smooth = np.array([world.error_at(c) for c in coverage])
-    return coverage, (errors + PRIOR_QUERIES * smooth) / (known + PRIOR_QUERIES)
+    return (errors + PRIOR_QUERIES * world.errors_at(COVERAGES)) / (known + PRIOR_QUERIES)
 
 
 def _first_size(
