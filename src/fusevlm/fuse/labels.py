@@ -272,7 +272,7 @@ def single_powers(
     E[g(M)] for M ~ Bin(n, c) and every n: one query more is answered or not, so that the values for
     n + 1 labels are (1 − c)·g(m) + c·g(m + 1) of those for n.
     """
-    g = test_power(np.arange(most + 1), error, risk, delta)
+    g = power_of_test(np.arange(most + 1), error, risk, delta)
     found = np.empty(most + 1)
     for n in range(most + 1):
         found[n] = g[0]
@@ -280,7 +280,7 @@ def single_powers(
     return found
 
 
-def test_power(answered: IntArray, error: float | FloatArray, risk: float, delta: float) -> Any:
+def power_of_test(answered: IntArray, error: float | FloatArray, risk: float, delta: float) -> Any:
     """P(the exact test of ``risk`` succeeds) after so many answers, each wrong with ``error``."""
     from scipy.special import bdtr
 
@@ -456,7 +456,7 @@ def why_nothing(
         )
     if not enough:
         return start + (
-            f"more labels will not help: even the surest {COVERAGES[surest]:.0%} are wrong in about "
+            f"more labels will not help: the surest {COVERAGES[surest]:.0%} are wrong in about "
             f"{rate[surest]:.1%}. Ask for a risk well above that, or bring better evidence."
         )
     if enough <= size:
@@ -488,7 +488,7 @@ def _first_size(
     """Fewest threshold labels with which a test at one of the coverages mostly succeeds."""
     sizes = np.unique(np.geomspace(1, MAX_LABELS, 200).astype(int))
     answered = np.floor(coverage[:, None] * sizes).astype(int)
-    low = test_power(answered, rate[:, None], risk, delta) < power
+    low = power_of_test(answered, rate[:, None], risk, delta) < power
     last = np.where(low.any(axis=1), len(sizes) - 1 - np.argmax(low[:, ::-1], axis=1), -1)
     best = int(last.min()) + 1
     return int(sizes[best]) if best < len(sizes) else None
