@@ -15,9 +15,12 @@ from fusevlm.fuse.estimator import divide
 from fusevlm.fuse.labels import Binormal, labels_needed, why_nothing
 
 
+EASY = {"risk": 0.2, "coverage": 0.7, "error_rate": 0.25, "auroc": 0.85, "repetitions": 200}
+
+
 @pytest.fixture(scope="module")
 def plan():
-    return labels_needed(risk=0.2, coverage=0.7, error_rate=0.25, auroc=0.85)
+    return labels_needed(**EASY)
 
 
 def real_coverage(world, rng, n, risk, delta=0.1, share=0.5):
@@ -146,10 +149,10 @@ def test_what_the_plan_promises_happens_to_other_label_sets(plan):
     world, rng = Binormal(0.25, 0.85), np.random.default_rng(99)
 
     def shares(n):
-        reached = np.array([real_coverage(world, rng, n, 0.2) for _ in range(200)])
+        reached = np.array([real_coverage(world, rng, n, 0.2) for _ in range(120)])
         return (reached > 0).mean(), (reached > 0.69).mean()  # a crowd of 4,000 has an error
 
-    slack = 3 * np.sqrt(0.09 / 200)
+    slack = 3 * np.sqrt(0.09 / 120)
     assert shares(plan.first)[0] > 0.9 - slack
     assert shares(plan.needed)[1] > 0.9 - slack
     assert shares(plan.first // 2)[0] < 0.9 - slack  # and not because the plan is lavish
@@ -170,8 +173,7 @@ def test_the_numbers_stand_in_their_order(plan):
     "harder", [{"risk": 0.17}, {"coverage": 0.8}, {"power": 0.97}, {"auroc": 0.8}, {"delta": 0.05}]
 )
 def test_more_labels_for_more(plan, harder):
-    easy = {"risk": 0.2, "coverage": 0.7, "error_rate": 0.25, "auroc": 0.85}
-    found = labels_needed(**easy | harder)
+    found = labels_needed(**EASY | harder)
     assert found.single > plan.single
     assert found.needed > plan.needed
     assert found.first >= plan.first
@@ -179,9 +181,8 @@ def test_more_labels_for_more(plan, harder):
 
 
 def test_a_seed_gives_the_same_plan_and_another_nearly(plan):
-    again = {"risk": 0.2, "coverage": 0.7, "error_rate": 0.25, "auroc": 0.85}
-    assert labels_needed(**again) == plan
-    other = labels_needed(**again, seed=8)
+    assert labels_needed(**EASY) == plan
+    other = labels_needed(**EASY, seed=8)
     assert other.needed == pytest.approx(plan.needed, rel=0.2)
     assert (other.single, other.least) == (plan.single, plan.least)
 
@@ -284,5 +285,5 @@ def test_the_sentence_is_one_and_takes_the_threshold_queries_alone():
     found = why_nothing(u, wrong, risk=0.05, share=1.0)
     assert found.startswith("nothing is certified at risk 0.05 and delta 0.1: ")
     assert "\n" not in found
-    with pytest.raises(InputError, match="tuning_wrong|wrong has"):
+    with pytest.raises(InputError, match="expected 100"):
         why_nothing(u, wrong, risk=0.05, tuning_u=u, tuning_wrong=wrong[:5])
