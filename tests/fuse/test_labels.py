@@ -263,21 +263,25 @@ def test_more_labels_do_not_help_where_the_surest_are_wrong_too_often():
     u, wrong = rng.random(600), rng.random(600) < 0.3
     found = why_nothing(u, wrong, risk=0.1, tuning_u=u, tuning_wrong=wrong)
     assert "more labels will not help" in found
-    assert "larger" not in found
+    assert "in all should do" not in found
 
 
 @pytest.mark.parametrize(("rate", "auroc", "risk"), [(0.2, 0.85, 0.1), (0.3, 0.8, 0.15)])
 def test_too_few_for_this_error_rate_with_an_estimate_near_the_plan(rate, auroc, risk):
-    u, wrong, tuning = halves(rate, auroc, 100, seed=2)
-    found = why_nothing(u, wrong, risk=risk, **tuning)
-    number = int(found.split("about ")[-1].split(" labels")[0].replace(",", ""))
+    numbers = []
+    for seed in range(15):
+        u, wrong, tuning = halves(rate, auroc, 100, seed)
+        found = why_nothing(u, wrong, risk=risk, **tuning)
+        if "labels in all should do" in found:
+            numbers.append(int(found.split("about ")[-1].split(" labels")[0].replace(",", "")))
     first = labels_needed(risk=risk, error_rate=rate, auroc=auroc, repetitions=100).first
-    assert first / 4 < number < 4 * first
+    assert len(numbers) > 8
+    assert first / 2 < np.median(numbers) < 2 * first
 
 
 def test_enough_labels_and_bad_luck():
     u, wrong, tuning = halves(0.1, 0.9, 2000)
-    assert "more errors than usual" in why_nothing(u, wrong, risk=0.2, **tuning)
+    assert "these had more errors than that" in why_nothing(u, wrong, risk=0.2, **tuning)
 
 
 def test_the_sentence_is_one_and_takes_the_threshold_queries_alone():

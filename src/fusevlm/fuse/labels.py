@@ -35,9 +35,9 @@ from fusevlm.types import display, display_html
 MAX_LABELS = 20_000  # nobody labels more for a threshold; beyond it the answer is None
 REPETITIONS = 400  # simulated label sets: a standard error of .015 at a power of .9
 RUNG = 1.05  # simulated numbers of labels are these steps apart
-GUESS = 1.15  # where to look first: so much above what a single test needs
+GUESS = 1.15  # the sequence needs about so much more than the best single test
 BATCH = 100  # label sets after which a simulation may stop, where its result is plain
-PRIOR_QUERIES = 20  # what the binormal curve counts for beside observed errors (why_nothing)
+PRIOR_QUERIES = 50  # what the binormal curve counts for beside observed errors (why_nothing)
 COVERAGES = np.linspace(0.05, 1.0, 20)  # where a first test may succeed
 
 
@@ -211,7 +211,7 @@ def labels_needed(
     single = None if alone is None else in_all(alone, share)
     trials = _Trials(world, risk, delta, share, seed, repetitions)
     first = needed = None
-    about = _first_size(COVERAGES, world.errors_at(COVERAGES), risk, delta, power)
+    about, _ = _first_size(world.errors_at(COVERAGES), risk, delta, power)
     if about is not None and least < MAX_LABELS:
         first = _search(lambda n: trials.succeed(n, 0.0, power), least, GUESS * about / share)
     if first is not None and single is not None:
@@ -317,8 +317,8 @@ class _Trials:
         for size in range(BATCH, self.repetitions, BATCH):
             seen = self.share_of(labels, coverage, size)
             if abs(seen - goal) > 3.0 * np.sqrt(power * (1.0 - power) / size):
-                return seen > goal
-        return self.share_of(labels, coverage) >= goal
+                return bool(seen > goal)
+        return bool(self.share_of(labels, coverage) >= goal)
 
     def share_of(self, labels: int, coverage: float, size: int | None = None) -> float:
         """Share of the first ``size`` label sets that certify something, and ``coverage`` of it."""
@@ -433,14 +433,16 @@ def why_nothing(
     known = scores if tuning_u is None else checks.vector(tuning_u, "tuning_u")
     errors = labels if tuning_u is None else checks.labels(tuning_wrong, length=len(known))
     size, fewest = len(labels), fewest_answers(risk, delta)
-    start = f"nothing is certified at risk {risk:g} and delta {delta:g}: "
     rate = _error_curve(known, errors)
-    enough = _first_size(COVERAGES, rate, risk, delta, power)
-    surest = int(np.argmin(rate))
-    hope = f"about {_rounded(enough / share):,} labels in all should do" if enough else ""
+    enough, at = _first_size(rate, risk, delta, power)
+    surest = f"the surest {COVERAGES[at]:.0%} are wrong in about {rate[at]:.1%}"
+    start = f"nothing is certified at risk {risk:g} and delta {delta:g}: "
+    hope = "label more, or ask for a larger risk"
+    if enough is not None:
+        hope = f"about {_rounded(GUESS * enough / share):,} labels in all should do"
     if labels.all():
         return start + (
-            f"all {size} labels kept for the threshold are wrong. Check that 1 means wrong, or "
+            f"all {size} labels kept for the threshold are wrong; check that 1 means wrong, or "
             "answer nothing with this model."
         )
     if not labels.any() and size < 2 * fewest:
@@ -452,46 +454,56 @@ def why_nothing(
     if size < fewest:
         return start + (
             f"at least {fewest} answered labels are needed, all of them right, and {size} were "
-            f"kept for the threshold; {hope or 'label more, or ask for a larger risk'}."
+            f"kept for the threshold; {hope}."
         )
-    if not enough:
+    if enough is None:
+        verdict = "more labels will not help" if rate[at] >= risk else "labels alone hardly help"
         return start + (
-            f"more labels will not help: the surest {COVERAGES[surest]:.0%} are wrong in about "
-            f"{rate[surest]:.1%}. Ask for a risk well above that, or bring better evidence."
+            f"{verdict}, for {surest} (by {len(known)} labels); ask for a risk well above that, or "
+            "bring better evidence."
         )
-    if enough <= size:
+    if GUESS * enough <= size:
         return start + (
-            f"by the error rates seen in tuning {size} threshold labels mostly suffice, so these "
-            "had more errors than usual; label more queries, or ask for a larger risk."
+            f"{surest} (by {len(known)} labels), for which {size} threshold labels mostly suffice, "
+            "but these had more errors than that; label more queries, or ask for a larger risk."
         )
     return start + (
-        f"the surest {COVERAGES[surest]:.0%} are wrong in about {rate[surest]:.1%}, and {size} "
-        f"labels kept for the threshold are too few to show that this is below the risk; {hope}."
+        f"{surest} (by {len(known)} labels), and {size} labels kept for the threshold are too few "
+        f"to show that it is below the risk; {hope}."
     )
 
 
 def _error_curve(u: FloatArray, wrong: BoolArray) -> FloatArray:
-    """Error rates among the surest, at COVERAGES: what was seen, smoothed by a binormal curve."""
-    both = wrong.any() and not wrong.all()
-    overall = (wrong.sum() + 0.5) / (len(wrong) + 1.0)
-    world = Binormal(
-        float(overall), float(np.clip(auroc_of(u, wrong), 0.5, 0.999)) if both else 0.5
-    )
+    """Error rates among the surest, at COVERAGES: those seen, smoothed by a binormal curve.
+
+    Half an error is added, because the best of many noisy rates looks better than it is.
+    """
+    both = bool(wrong.any()) and not wrong.all()
+    overall = float((wrong.sum() + 0.5) / (len(wrong) + 1.0))
+    world = Binormal(overall, float(np.clip(auroc_of(u, wrong), 0.5, 0.999)) if both else 0.5)
     known = np.round(COVERAGES * len(u)).astype(int)
-    errors = np.concatenate([[0], np.cumsum(wrong[np.argsort(u)])])[known]
-    return (errors + PRIOR_QUERIES * world.errors_at(COVERAGES)) / (known + PRIOR_QUERIES)
+    errors = np.concatenate([[0], np.cumsum(wrong[np.argsort(u)])])[known] + 0.5
+    smooth = world.errors_at(COVERAGES)
+    return np.asarray(
+        np.minimum(1.0, (errors + PRIOR_QUERIES * smooth) / (known + PRIOR_QUERIES)), np.float64
+    )
 
 
 def _first_size(
-    coverage: FloatArray, rate: FloatArray, risk: float, delta: float, power: float
-) -> int | None:
-    """Fewest threshold labels with which a test at one of the coverages mostly succeeds."""
+    rate: FloatArray, risk: float, delta: float, power: float
+) -> tuple[int | None, int]:
+    """Fewest threshold labels with which a test at one of COVERAGES mostly succeeds, and at which.
+
+    ``rate`` are the error rates there. None where all need too many; then the place of the lowest.
+    """
     sizes = np.unique(np.geomspace(1, MAX_LABELS, 200).astype(int))
-    answered = np.floor(coverage[:, None] * sizes).astype(int)
+    answered = np.floor(COVERAGES[:, None] * sizes).astype(int)
     low = power_of_test(answered, rate[:, None], risk, delta) < power
     last = np.where(low.any(axis=1), len(sizes) - 1 - np.argmax(low[:, ::-1], axis=1), -1)
-    best = int(last.min()) + 1
-    return int(sizes[best]) if best < len(sizes) else None
+    best = int(np.argmin(last))
+    if last[best] + 1 == len(sizes):
+        return None, int(np.argmin(rate))
+    return int(sizes[last[best] + 1]), best
 
 
 def _rounded(labels: float) -> int:
