@@ -9,7 +9,7 @@ from dataclasses import asdict
 from importlib import import_module
 from pathlib import Path
 
-# adapter, clip, festa, guarantee, labels, mmbench and scores are commands: python -m benchmarks.NAME
+# adapter, clip, festa, guarantee, labels, mmbench, scores are commands: python -m benchmarks.NAME
 NAMES = ("imports", "evidence", "sampling", "ask", "annotations", "pairs")
 
 

@@ -14,7 +14,6 @@ from fusevlm.fuse import labels
 from fusevlm.fuse.estimator import divide
 from fusevlm.fuse.labels import Binormal, labels_needed, why_nothing
 
-
 EASY = {"risk": 0.2, "coverage": 0.7, "error_rate": 0.25, "auroc": 0.85, "repetitions": 200}
 
 
@@ -264,6 +263,8 @@ def test_more_labels_do_not_help_where_the_surest_are_wrong_too_often():
     found = why_nothing(u, wrong, risk=0.1, tuning_u=u, tuning_wrong=wrong)
     assert "more labels will not help" in found
     assert "in all should do" not in found
+    few = why_nothing(u[:40], wrong[:40], risk=0.1)  # cannot know
+    assert "more labels will hardly help" in few
 
 
 @pytest.mark.parametrize(("rate", "auroc", "risk"), [(0.2, 0.85, 0.1), (0.3, 0.8, 0.15)])

@@ -457,7 +457,10 @@ def why_nothing(
             f"kept for the threshold; {hope}."
         )
     if enough is None:
-        verdict = "more labels will not help" if rate[at] >= risk else "labels alone hardly help"
+        m = int(np.round(COVERAGES[at] * len(known)))
+        right = m - int(errors[np.argsort(known)[:m]].sum())
+        sure = 1.0 - bounds.clopper_pearson_upper(right, m, delta) > risk  # the lower limit
+        verdict = "more labels will not help" if sure else "more labels will hardly help"
         return start + (
             f"{verdict}, for {surest} (by {len(known)} labels); ask for a risk well above that, or "
             "bring better evidence."
