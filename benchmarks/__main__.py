@@ -9,7 +9,8 @@ from dataclasses import asdict
 from importlib import import_module
 from pathlib import Path
 
-# adapter, clip, drift, festa, guarantee, mmbench and scores are commands: python -m benchmarks.NAME
+# adapter, clip, drift, festa, guarantee, labels, mmbench, novelty, scores are commands of their
+# own: python -m benchmarks.NAME
 NAMES = ("imports", "evidence", "sampling", "ask", "annotations", "pairs")
 
 

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from fusevlm.errors import FuseError
     from fusevlm.fuse import simulate, thresholds
     from fusevlm.fuse.estimator import Fuse
+    from fusevlm.fuse.labels import labels_needed
     from fusevlm.fuse.results import Decisions, Scores
     from fusevlm.maths.evidence import semantic_evidence
     from fusevlm.maths.wishart import wishart_moments
@@ -31,6 +32,7 @@ __all__ = [
     "Samples",
     "Scores",
     "__version__",
+    "labels_needed",
     "load",
     "metrics",
     "picture_statistics",
@@ -48,6 +50,7 @@ _HOME = {
     "Queries": "fusevlm.types:Queries",
     "Samples": "fusevlm.types:Samples",
     "Scores": "fusevlm.fuse.results:Scores",
+    "labels_needed": "fusevlm.fuse.labels:labels_needed",
     "load": "fusevlm.assistant:load",
     "metrics": "fusevlm.metrics",
     "picture_statistics": "fusevlm.priors.pictures:picture_statistics",

@@ -11,7 +11,7 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
-from fusevlm import metrics, thresholds
+from fusevlm import labels_needed, metrics, thresholds
 from fusevlm.cli import COMMANDS, main, tables, without_redo
 
 
@@ -51,6 +51,23 @@ def test_threshold(table, capsys):
     assert "abstain" in capsys.readouterr().out
     assert main(["threshold", str(path), "--risk", "0.001", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["rules"][0]["threshold"] is None
+
+
+def test_labels(table, capsys):
+    path, u, wrong = table
+    words = ["labels", "--risk", "0.2", "--coverage", "0.7", "--error-rate", "0.25"]
+    assert main([*words, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    plan = labels_needed(risk=0.2, coverage=0.7, error_rate=0.25)
+    assert found == dataclasses.asdict(plan) | {"possible": True}
+    assert main(words) == 0
+    assert capsys.readouterr().out == f"{plan}\n"
+    assert main(["labels", "--risk", "0.2", "--file", str(path), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["error_rate"] == pytest.approx(wrong.mean())
+    assert found["auroc"] == pytest.approx(metrics.auroc(u, wrong))
+    assert main(["labels", "--risk", "0.2"]) == 1
+    assert "--error-rate 0.2, or --file" in capsys.readouterr().err
 
 
 def test_moments(capsys):

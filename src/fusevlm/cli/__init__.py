@@ -33,6 +33,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "validate": ("check a config and what it needs, without loading a model", "runs"),
     "metrics": ("evaluate a table of scores and labels, with intervals", "tables"),
     "threshold": ("choose when to answer, at a risk you state", "tables"),
+    "labels": ("how many labels until a risk can be certified", "tables"),
     "moments": ("Wishart log-det moments a0(d, n) and v(d, n)", "tables"),
 }
 

@@ -1,4 +1,4 @@
-"""Tables of scores and labels: ``metrics``, ``threshold``; and ``moments``."""
+"""Tables of scores and labels: ``metrics``, ``threshold``, ``labels``; and ``moments``."""
 
 from __future__ import annotations
 
@@ -13,17 +13,18 @@ from fusevlm.checks import BoolArray, FloatArray
 from fusevlm.cli import Verb
 from fusevlm.errors import InputError
 from fusevlm.fuse import thresholds
+from fusevlm.fuse.labels import labels_needed
 from fusevlm.maths.wishart import scatter_moments
-from fusevlm.metrics import summary
+from fusevlm.metrics import auroc, summary
 from fusevlm.render.text import layout
 from fusevlm.store import read_table
 
 FILE_HELP = "CSV, JSON-lines or Parquet with one row per query"
 
 
-def add_table_arguments(parser: argparse.ArgumentParser) -> None:
-    """The file and its two columns, as ``metrics`` and ``threshold`` share them."""
-    parser.add_argument("file", help=FILE_HELP)
+def add_table_arguments(parser: argparse.ArgumentParser, file: str = "file") -> None:
+    """The file and its two columns, as ``metrics``, ``threshold`` and ``labels`` share them."""
+    parser.add_argument(file, help=FILE_HELP)
     parser.add_argument("--score", default="u", metavar="COLUMN", help="score (default: u)")
     parser.add_argument("--wrong", default="wrong", metavar="COLUMN", help="0/1 (default: wrong)")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
@@ -121,6 +122,44 @@ def _json_ready(record: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def _add_labels(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--risk", type=float, required=True, help="wanted error rate")
+    parser.add_argument("--delta", type=float, default=0.1, help="chance to miss it (0.1)")
+    parser.add_argument("--coverage", type=float, default=0.5, help="share to be answered (0.5)")
+    parser.add_argument("--error-rate", type=float, metavar="RATE", help="over all queries")
+    parser.add_argument("--auroc", type=float, help="of the score (0.85)")
+    parser.add_argument("--power", type=float, default=0.9, help="chance to succeed (0.9)")
+    parser.add_argument("--share", type=float, default=0.5, help="kept for the threshold (0.5)")
+    parser.add_argument("--seed", type=int, default=0, help="of the simulation (0)")
+    add_table_arguments(parser, "--file")
+
+
+def _labels(args: argparse.Namespace) -> int:
+    rate, ranking = args.error_rate, args.auroc
+    if args.file is not None:
+        u, wrong, _ = score_columns(args)
+        wrong = checks.both_classes(wrong, "a plan")
+        rate = float(wrong.mean()) if rate is None else rate
+        ranking = auroc(u, wrong) if ranking is None else ranking
+    if rate is None:
+        raise InputError(
+            "how often is the model wrong? Pass --error-rate 0.2, or --file scores.csv with the "
+            "scores and labels of a few queries."
+        )
+    plan = labels_needed(
+        risk=args.risk,
+        delta=args.delta,
+        coverage=args.coverage,
+        error_rate=rate,
+        auroc=0.85 if ranking is None else ranking,
+        power=args.power,
+        share=args.share,
+        seed=args.seed,
+    )
+    print(json.dumps(asdict(plan) | {"possible": plan.possible}, indent=1) if args.json else plan)
+    return 0
+
+
 def _add_moments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("d", type=int, help="features of a response embedding")
     parser.add_argument("n", type=int, help="sampled responses; n > d uses the d×d scatter")
@@ -145,6 +184,12 @@ VERBS = {
         "  fusevlm threshold scores.csv --risk 0.1 --json",
         _add_threshold,
         _threshold,
+    ),
+    "labels": Verb(
+        "examples:\n  fusevlm labels --risk 0.05 --delta 0.1 --coverage 0.6 --error-rate 0.2\n"
+        "  fusevlm labels --risk 0.1 --file pilot.csv --json",
+        _add_labels,
+        _labels,
     ),
     "moments": Verb("example:\n  fusevlm moments 5120 50", _add_moments, _moments),
 }
