@@ -4,24 +4,31 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
 
-from fusevlm import checks, store
-from fusevlm.checks import BoolArray, FloatArray, IntArray
+from fusevlm import store
+from fusevlm.checks import FloatArray, IntArray
 from fusevlm.errors import InputError, NotFittedError
-from fusevlm.fuse import arguments, competence, novelty, probability, scalar, thresholds, vector
-from fusevlm.fuse.drift import LEAST_REFERENCE, Drift, Monitor, Reference, check
+from fusevlm.fuse import arguments, competence, kept, novelty, probability, scalar, vector
+from fusevlm.fuse.drift import Drift, Monitor, Reference
+from fusevlm.fuse.kept import Kept
 from fusevlm.fuse.model import Model, fit_model, hashes, p_wrong, score_model
 from fusevlm.fuse.presets import PRESETS, Options, resolve
 from fusevlm.fuse.prior import Prior, Statistics
 from fusevlm.fuse.recalibration import Recalibration, Tilt, standing, update_map
-from fusevlm.fuse.results import Decisions, Scores, decisions, eligible
+from fusevlm.fuse.results import Decisions, Scores, decisions
 from fusevlm.fuse.thresholds import GroupThresholds, RiskTable, Threshold
-from fusevlm.fuse.watch import StreamMonitor, columns_of, first_of_units, reference_of
+from fusevlm.fuse.watch import (
+    StreamMonitor,
+    batch_drift,
+    columns_of,
+    reference_of,
+    warn_of_drift,
+)
 from fusevlm.maths import gaussians, whitening
 from fusevlm.types import Queries, Samples, display, display_html
 
@@ -29,27 +36,6 @@ logger = logging.getLogger(__name__)
 
 SCHEMA_VERSION = 4
 MANIFEST = "fuse.json"
-LEAST_BATCH, WARNING_LEVEL = 20, 0.01  # units in which score looks for drift, false alarms
-
-RULES: dict[str, Callable[..., Threshold]] = {
-    "empirical": thresholds.empirical,
-    "learn_then_test": thresholds.learn_then_test,
-    "clopper_pearson": thresholds.clopper_pearson,
-    "paper_bound": thresholds.paper_bound,
-}
-
-
-@dataclass(frozen=True)
-class ThresholdData:
-    """Labelled scores from which thresholds are chosen."""
-
-    u: FloatArray
-    wrong: BoolArray
-    p_wrong: FloatArray
-    novelty: FloatArray  # p-values; NaN: not judged
-    apart: bool  # from the fit's queries; the paper reuses them
-    groups: tuple[str, ...] | None
-    seen: IntArray = field(default_factory=lambda: np.zeros(0, np.int64))  # hashes of the queries
 
 
 @dataclass(frozen=True)
@@ -57,7 +43,7 @@ class _Saved:
     preset: str
     options: Options
     model: Model
-    threshold_data: ThresholdData | None
+    threshold_data: Kept | None
     reference: Reference | None
 
 
@@ -67,7 +53,7 @@ _CLASSES: dict[str, type] = {
         _Saved,
         Options,
         Model,
-        ThresholdData,
+        Kept,
         Prior,
         Statistics,
         scalar.ScalarModel,
@@ -140,7 +126,7 @@ class Fuse:
         self.preset = preset
         self._given = options
         self._model: Model | None = None
-        self._threshold_data: ThresholdData | None = None
+        self._threshold_data: Kept | None = None
         self._reference: Reference | None = None  # of drift
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:
@@ -189,18 +175,16 @@ class Fuse:
         tune, apart = divide(queries.units or (), share, self.options.seed)
         model = fit_model(queries.take(tune) if len(apart) else queries, self.options)
         data = None
-        kept = apart if len(apart) else tune
-        rest = queries.take(kept)
+        held = apart if len(apart) else tune
+        rest = queries.take(held)
         scores = score_model(model, rest, self.options, warn=False)
         if labelled:
-            own = None if names is None else tuple(names[i] for i in kept)
+            own = None if names is None else tuple(names[i] for i in held)
             if len(apart) and self.options.probability != "min_max":
                 honest = probability.fit_score_map(self.options.probability, scores.u, rest.wrong)
                 model = replace(model, score_map=honest)
             p = p_wrong(model, scores)
-            data = ThresholdData(
-                scores.u, rest.wrong, p, scores.novelty, len(apart) > 0, own, hashes(rest)
-            )
+            data = Kept(scores.u, rest.wrong, p, scores.novelty, len(apart) > 0, own, hashes(rest))
         self._model, self._threshold_data = model, data
         self._reference = reference_of(columns_of(model, rest, scores), rest, scores)
         return self
@@ -240,10 +224,10 @@ class Fuse:
                 again,
                 len(queries),
             )
-        self._threshold_data = ThresholdData(
+        self._threshold_data = Kept(
             scores.u,
             queries.wrong,
-            self._p_if_known(scores),
+            self._p_if_known(scores, tilted=False),
             scores.novelty,
             again == 0,
             None if names is None else tuple(names),
@@ -267,7 +251,8 @@ class Fuse:
         )
         self._warn_of_seen(queries)
         scores = score_model(self.model, queries, self.options)
-        self._warn_of_drift(queries, scores)
+        if self._reference is not None:
+            warn_of_drift(self._reference, self.model, queries, scores)
         return scores
 
     def predict_proba(
@@ -319,45 +304,20 @@ class Fuse:
         Where weights and threshold saw the same labels (``threshold_share=0``) the true risk
         exceeds the wanted one far more often than ``delta``: ``guaranteed_risk`` is then None.
         """
-        data, name = self._labelled(), self._rule(rule)
-        options: dict[str, Any] = {"risk": risk} | ({} if name == "empirical" else {"delta": delta})
-        if data.apart and name in ("learn_then_test", "clopper_pearson"):
-            options["grid"] = self._grid(len(data.u), risk, delta)
-        allowed = eligible(data.p_wrong, data.novelty, self.options)
-        found = thresholds.among(allowed, RULES[name], data.u, data.wrong, **options)
-        self._warn_of_groups(data, found, allowed)
-        return found if self._guaranteed(data, name) else found.without_guarantee()
+        given: dict[str, Any] = {"risk": risk, "delta": delta, "rule": rule}
+        return kept.threshold(self._labelled(), self.model, self.options, **given)
 
     def group_thresholds(
         self, *, risk: float = 0.2, delta: float = 0.1, rule: str | None = None
     ) -> GroupThresholds:
         """One threshold for each group that was named to the fit; see :meth:`threshold`."""
-        data, name = self._labelled(), self._rule(rule)
-        if data.groups is None:
-            raise NotFittedError("the fit had no groups; pass groups=... to fit().")
-        gridded = data.apart and name in ("learn_then_test", "clopper_pearson")
-        found = thresholds.per_group(
-            RULES[name],
-            data.u,
-            data.wrong,
-            data.groups,
-            allowed=eligible(data.p_wrong, data.novelty, self.options),
-            risk=risk,
-            delta=delta,
-            grid=self._grid if gridded else None,
-        )
-        return found if self._guaranteed(data, name) else found.without_guarantee()
+        given: dict[str, Any] = {"risk": risk, "delta": delta, "rule": rule}
+        return kept.group_thresholds(self._labelled(), self.model, self.options, **given)
 
     def risk_table(self, *, delta: float = 0.1, n_rows: int = 20) -> RiskTable:
         """Coverage, empirical and guaranteed risk at a few thresholds; see :meth:`threshold`."""
         data = self._labelled()
-        shares = np.arange(1, checks.count(n_rows, "n_rows") + 1) / n_rows
-        grid = self._below_cap(np.quantile(self.model.u, shares)) if data.apart else None
-        keep = eligible(data.p_wrong, data.novelty, self.options)
-        found = thresholds.risk_table(
-            data.u, data.wrong, delta=delta, n_rows=n_rows, grid=grid, allowed=keep
-        )
-        return found if self._guaranteed(data) else replace(found, guaranteed_risk=None)
+        return kept.risk_table(data, self.model, self.options, delta=delta, n_rows=n_rows)
 
     def check_drift(
         self,
@@ -379,7 +339,9 @@ class Fuse:
             samples, statistics=self.model.statistics.names, units=units, **given
         )
         scores = score_model(self.model, queries, self.options, warn=False)
-        return self._drift(queries, scores, level, permutations, seed)
+        assert self._reference is not None
+        options: dict[str, Any] = {"level": level, "permutations": permutations, "seed": seed}
+        return batch_drift(self._reference, self.model, queries, scores, **options)
 
     def monitor(self, *, level: float = 0.01, seed: int = 0) -> StreamMonitor:
         """A monitor of a stream of queries, which may be looked at after each of them.
@@ -467,11 +429,13 @@ class Fuse:
         if self._model is None:
             return {"state": "not fitted"}
         data = self._threshold_data
-        kept = "no labels for thresholds"
+        source = "no labels for thresholds"
         if data is not None:
-            kept = f"thresholds from {len(data.u)} {'other' if data.apart else 'of the same'} ones"
+            source = (
+                f"thresholds from {len(data.u)} {'other' if data.apart else 'of the same'} ones"
+            )
         return {
-            "state": f"fitted on {self._model.n_calibration} queries; {kept}",
+            "state": f"fitted on {self._model.n_calibration} queries; {source}",
             "prior": ", ".join(self._model.statistics.names) or "none",
             "evidence": ", ".join(self._model.evidence),
             "rule": self.options.rule,
@@ -490,10 +454,10 @@ class Fuse:
             )
         return samples
 
-    def _p_if_known(self, scores: Scores) -> FloatArray:
+    def _p_if_known(self, scores: Scores, *, tilted: bool = True) -> FloatArray:
         """P(wrong); NaN where the fit had neither labels nor a base rate."""
         try:
-            return p_wrong(self.model, scores)
+            return p_wrong(self.model if tilted else replace(self.model, tilt=None), scores)
         except NotFittedError:
             return np.full(len(scores), np.nan)
 
@@ -509,33 +473,7 @@ class Fuse:
                 len(queries),
             )
 
-    def _warn_of_drift(self, queries: Queries, scores: Scores) -> None:
-        """Once per batch at most; of batches without drift one in a hundred is warned of."""
-        if len(set(queries.units or ())) < LEAST_BATCH or self._reference is None:
-            return
-        if len(self._reference) < LEAST_REFERENCE:
-            return
-        found = self._drift(queries, scores, WARNING_LEVEL, 199, 0)
-        if found.drifted:
-            logger.warning(
-                "drift: these queries are not like those of the calibration (p = %.2g; one batch "
-                "in %d without drift is called so): %s. P(wrong) and guarantees may not hold for "
-                "them; label some and call recalibrate.",
-                found.p_value,
-                round(1 / WARNING_LEVEL),
-                "; ".join(f"{part.name} {part.direction}" for part in found.moved[:3]),
-            )
-
-    def _drift(
-        self, queries: Queries, scores: Scores, level: float, permutations: int, seed: int
-    ) -> Drift:
-        assert self._reference is not None
-        columns = columns_of(self.model, queries, scores)
-        rows = first_of_units(queries.units or queries.ids)
-        new = {name: column[rows] for name, column in columns.items()}
-        return check(self._reference, new, level=level, permutations=permutations, seed=seed)
-
-    def _labelled(self) -> ThresholdData:
+    def _labelled(self) -> Kept:
         if self._threshold_data is None:
             _ = self.model
             raise NotFittedError(
@@ -543,47 +481,3 @@ class Fuse:
                 "wrong, s=s) with labelled queries."
             )
         return self._threshold_data
-
-    def _rule(self, rule: str | None) -> str:
-        return checks.choice(rule or self.options.rule, "rule", tuple(RULES))
-
-    def _guaranteed(self, data: ThresholdData, rule: str | None = None) -> bool:
-        """Whether a promise of risk would hold; says so where it would not."""
-        if not data.apart and rule != "empirical":
-            logger.warning(
-                "weights and threshold saw the same labels: no risk is guaranteed. Keep queries "
-                "apart (threshold_share=0.5), or call fit_threshold with other labelled queries."
-            )
-        return data.apart
-
-    def _warn_of_groups(self, data: ThresholdData, theta: Threshold, allowed: BoolArray) -> None:
-        """Where one θ for all is chosen though groups are known: those it does not keep."""
-        answered = theta.answers(data.u) & allowed
-        over = []
-        for group in dict.fromkeys(data.groups or ()):
-            wrong = data.wrong[answered & (np.array(data.groups) == group)]
-            if len(wrong) and theta.risk is not None and wrong.mean() > theta.risk:
-                over.append(f"{group!r} ({int(wrong.sum())} of {len(wrong)} answers wrong)")
-        if over:
-            logger.warning(
-                "the risk %g is kept on average, not in every group: it was exceeded in %s. For a "
-                "promise per group pass groups=... to decide().",
-                theta.risk,
-                ", ".join(over),
-            )
-
-    def _grid(self, size: int, risk: float, delta: float) -> FloatArray:
-        """Candidate thresholds from the tuning scores, ignorant of any other query."""
-        risk, delta = checks.fraction(risk, "risk"), checks.fraction(delta, "delta")
-        tuned = self.model.tuned
-        wrong = None if tuned is None else tuned[:, 1]
-        grid = thresholds.candidate_grid(self.model.u, size, risk, delta, wrong=wrong)
-        return self._below_cap(grid)
-
-    def _below_cap(self, grid: FloatArray) -> FloatArray:
-        """Candidates up to the cap of P(wrong), which rises with u: a prefix of the sequence."""
-        score_map, tilt = self.model.score_map, self.model.tilt
-        if score_map is None:
-            return grid
-        p = score_map(grid) if tilt is None else tilt(score_map(grid))
-        return grid[p <= self.options.cap]

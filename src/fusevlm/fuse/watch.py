@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from itertools import product
 from typing import Any
@@ -9,11 +10,15 @@ from typing import Any
 import numpy as np
 
 from fusevlm.checks import FloatArray
-from fusevlm.fuse.drift import Monitor, MonitorState, Reference
+from fusevlm.fuse.drift import LEAST_REFERENCE, Drift, Monitor, MonitorState, Reference, check
 from fusevlm.fuse.model import Model
 from fusevlm.fuse.results import Scores
 from fusevlm.types import Queries
 
+logger = logging.getLogger(__name__)
+
+LEAST_BATCH = 20  # units in which score looks for drift
+WARNING_LEVEL, PERMUTATIONS = 0.01, 199
 SAME_RANKS = ("log_surprisal",)  # ranks as the surprisal
 
 
@@ -39,6 +44,35 @@ def reference_of(columns: Mapping[str, FloatArray], queries: Queries, scores: Sc
 def first_of_units(units: Sequence[str]) -> list[int]:
     """The first row of each unit: those are exchangeable."""
     return list({unit: row for row, unit in reversed(list(enumerate(units)))}.values())[::-1]
+
+
+def batch_drift(
+    reference: Reference, model: Model, queries: Queries, scores: Scores, **options: Any
+) -> Drift:
+    """Whether scored queries are like the reference; of each unit the first is compared."""
+    rows = first_of_units(queries.units or queries.ids)
+    new = {name: column[rows] for name, column in columns_of(model, queries, scores).items()}
+    return check(reference, new, **options)
+
+
+def warn_of_drift(reference: Reference, model: Model, queries: Queries, scores: Scores) -> None:
+    """Warn once per batch at most; of batches without drift one in a hundred is warned of."""
+    if len(set(queries.units or ())) < LEAST_BATCH or len(reference) < LEAST_REFERENCE:
+        return
+    if any(name not in columns_of(model, queries, scores) for name in reference.names):
+        return  # scored without s or inputs, which is said elsewhere
+    found = batch_drift(
+        reference, model, queries, scores, level=WARNING_LEVEL, permutations=PERMUTATIONS
+    )
+    if found.drifted:
+        logger.warning(
+            "drift: these queries are not like those of the calibration (p = %.2g; one batch in %d "
+            "without drift is called so): %s. P(wrong) and guarantees may not hold for them; label "
+            "some and call recalibrate.",
+            found.p_value,
+            round(1 / WARNING_LEVEL),
+            "; ".join(f"{part.name} {part.direction}" for part in found.moved[:3]),
+        )
 
 
 class StreamMonitor:

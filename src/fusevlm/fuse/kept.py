@@ -1,0 +1,165 @@
+"""Labelled queries from which thresholds are chosen, and the thresholds they give."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from fusevlm import checks
+from fusevlm.checks import BoolArray, FloatArray, IntArray
+from fusevlm.errors import NotFittedError
+from fusevlm.fuse import thresholds
+from fusevlm.fuse.model import Model
+from fusevlm.fuse.presets import Options
+from fusevlm.fuse.results import eligible
+from fusevlm.fuse.thresholds import GroupThresholds, RiskTable, Threshold
+
+logger = logging.getLogger(__name__)
+
+RULES: dict[str, Callable[..., Threshold]] = {
+    "empirical": thresholds.empirical,
+    "learn_then_test": thresholds.learn_then_test,
+    "clopper_pearson": thresholds.clopper_pearson,
+    "paper_bound": thresholds.paper_bound,
+}
+GRIDDED = ("learn_then_test", "clopper_pearson")  # rules that test candidates in a fixed sequence
+
+
+@dataclass(frozen=True)
+class Kept:
+    """Labelled scores from which thresholds are chosen."""
+
+    u: FloatArray
+    wrong: BoolArray
+    p_wrong: FloatArray  # before any tilt; NaN: not known
+    novelty: FloatArray  # p-values; NaN: not judged
+    apart: bool  # from the fit's queries; the paper reuses them
+    groups: tuple[str, ...] | None
+    seen: IntArray = field(default_factory=lambda: np.zeros(0, np.int64))  # hashes of the queries
+
+    def allowed(self, model: Model, options: Options) -> BoolArray:
+        """Which of them may be answered, whatever θ."""
+        p = self.p_wrong if model.tilt is None else model.tilt(self.p_wrong)
+        return eligible(p, self.novelty, options)
+
+
+def threshold(
+    kept: Kept, model: Model, options: Options, *, risk: float, delta: float, rule: str | None
+) -> Threshold:
+    """θ for a wanted risk; says where nothing is certified, or a group is not kept."""
+    name = _rule(rule, options)
+    given: dict[str, Any] = {"risk": risk} | ({} if name == "empirical" else {"delta": delta})
+    if kept.apart and name in GRIDDED:
+        given["grid"] = candidates(model, options, len(kept.u), risk, delta)
+    allowed = kept.allowed(model, options)
+    found = thresholds.among(allowed, RULES[name], kept.u, kept.wrong, **given)
+    if name == "learn_then_test" and not found.feasible and kept.apart:
+        logger.warning("%s", _why_nothing(kept, model, options, risk, delta))
+    _warn_of_groups(kept, found, allowed)
+    return found if _guaranteed(kept, name) else found.without_guarantee()
+
+
+def group_thresholds(
+    kept: Kept, model: Model, options: Options, *, risk: float, delta: float, rule: str | None
+) -> GroupThresholds:
+    """One θ for each group."""
+    name = _rule(rule, options)
+    if kept.groups is None:
+        raise NotFittedError("the fit had no groups; pass groups=... to fit().")
+
+    def grid(size: int, risk: float, delta: float) -> FloatArray:
+        return candidates(model, options, size, risk, delta)
+
+    found = thresholds.per_group(
+        RULES[name],
+        kept.u,
+        kept.wrong,
+        kept.groups,
+        allowed=kept.allowed(model, options),
+        risk=risk,
+        delta=delta,
+        grid=grid if kept.apart and name in GRIDDED else None,
+    )
+    return found if _guaranteed(kept, name) else found.without_guarantee()
+
+
+def risk_table(
+    kept: Kept, model: Model, options: Options, *, delta: float, n_rows: int
+) -> RiskTable:
+    """Coverage, empirical and guaranteed risk at a few thresholds."""
+    shares = np.arange(1, checks.count(n_rows, "n_rows") + 1) / n_rows
+    grid = below_cap(model, options, np.quantile(model.u, shares)) if kept.apart else None
+    found = thresholds.risk_table(
+        kept.u,
+        kept.wrong,
+        delta=delta,
+        n_rows=n_rows,
+        grid=grid,
+        allowed=kept.allowed(model, options),
+    )
+    return found if _guaranteed(kept) else replace(found, guaranteed_risk=None)
+
+
+def candidates(model: Model, options: Options, size: int, risk: float, delta: float) -> FloatArray:
+    """Candidate thresholds from the tuning scores, ignorant of any other query's label.
+
+    The cap is a limit of the sequence: P(wrong) rises with u, so the candidates below it come
+    first, and a fixed sequence may stop anywhere.
+    """
+    risk, delta = checks.fraction(risk, "risk"), checks.fraction(delta, "delta")
+    wrong = None if model.tuned is None else model.tuned[:, 1]
+    grid = thresholds.candidate_grid(model.u, size, risk, delta, wrong=wrong)
+    return below_cap(model, options, grid)
+
+
+def below_cap(model: Model, options: Options, grid: FloatArray) -> FloatArray:
+    """The candidates up to the cap of P(wrong)."""
+    if model.score_map is None:
+        return grid
+    p = model.score_map(grid)
+    return grid[(p if model.tilt is None else model.tilt(p)) <= options.cap]
+
+
+def _rule(rule: str | None, options: Options) -> str:
+    return checks.choice(rule or options.rule, "rule", tuple(RULES))
+
+
+def _guaranteed(kept: Kept, rule: str | None = None) -> bool:
+    """Whether a promise of risk would hold; says so where it would not."""
+    if not kept.apart and rule != "empirical":
+        logger.warning(
+            "weights and threshold saw the same labels: no risk is guaranteed. Keep queries "
+            "apart (threshold_share=0.5), or call fit_threshold with other labelled queries."
+        )
+    return kept.apart
+
+
+def _why_nothing(kept: Kept, model: Model, options: Options, risk: float, delta: float) -> str:
+    from fusevlm.fuse.labels import why_nothing
+
+    tuned: dict[str, Any] = (
+        {} if model.tuned is None else {"tuning_u": model.u, "tuning_wrong": model.tuned[:, 1]}
+    )
+    share = options.threshold_share if model.labelled and options.threshold_share else 1.0
+    return why_nothing(kept.u, kept.wrong, risk=risk, delta=delta, share=share, **tuned)
+
+
+def _warn_of_groups(kept: Kept, theta: Threshold, allowed: BoolArray) -> None:
+    """Where one θ for all is chosen though groups are known: those in which it is not kept."""
+    answered = theta.answers(kept.u) & allowed
+    over = []
+    for group in dict.fromkeys(kept.groups or ()):
+        wrong = kept.wrong[answered & (np.array(kept.groups) == group)]
+        if len(wrong) and theta.risk is not None and wrong.mean() > theta.risk:
+            over.append(f"{group!r} ({int(wrong.sum())} of {len(wrong)} answers wrong)")
+    if over:
+        logger.warning(
+            "the risk %g is kept on average, not in every group: it was exceeded in %s. For a "
+            "promise per group pass groups=... to decide().",
+            theta.risk,
+            ", ".join(over),
+        )
