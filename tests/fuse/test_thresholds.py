@@ -209,3 +209,65 @@ def test_risk_and_delta_are_fractions(options):
         thresholds.learn_then_test([1.0, 2.0], [0, 1], **options)
     with pytest.raises(InputError, match=r"in \[0, 1\]"):
         thresholds.hoeffding_bentkus([1.0, 2.0], [0, 1.5], risk=0.2)
+
+
+def test_the_design_effect_by_its_definition():
+    rng = np.random.default_rng(0)
+    units = rng.integers(0, 12, 60)
+    order = rng.permutation(60)
+    found = thresholds.Dependence(units, 0.4).effect(order)
+    assert found[0] == 1.0
+    for m in (1, 2, 17, 60):
+        sizes = np.unique(units[order[:m]], return_counts=True)[1]
+        assert found[m] == pytest.approx(1 + (np.sum(sizes**2) / m - 1) * 0.4)
+    alone = thresholds.Dependence(np.arange(60), 0.9).effect(order)
+    np.testing.assert_array_equal(alone, np.ones(61))
+
+
+def test_shared_errors_are_the_correlation_of_pairs():
+    rng = np.random.default_rng(1)
+    units = rng.integers(0, 15, 50)
+    residuals = rng.standard_normal(15)[units] + rng.standard_normal(50)
+    pairs = [
+        (residuals[i] * residuals[j])
+        for i in range(50)
+        for j in range(50)
+        if i != j and units[i] == units[j]
+    ]
+    expected = np.mean(pairs) / np.mean(residuals**2)
+    assert 0 < expected < 1
+    assert thresholds.shared_errors(residuals, units) == pytest.approx(expected)
+    assert thresholds.shared_errors(residuals, np.arange(50)) == 0.0
+    assert thresholds.shared_errors(-np.ones(4), [0, 0, 1, 1]) == 1.0
+
+
+def test_queries_that_go_wrong_together_break_the_plain_test_and_not_this_one():
+    """Six queries of a unit are hard together: 400 calibration sets, wanted risk .1, δ = .1."""
+    from scipy.special import ndtr
+
+    rng = np.random.default_rng(3)
+    n, k, line = 1200, 6, 1.8
+    grid = np.linspace(-1.5, 3, 181)
+    dense = np.linspace(-6, 3, 9001)
+    mass = np.exp(-(dense**2) / 2)
+    rate = ndtr((dense - line) / np.sqrt(1 + 0.49))  # P(wrong | u)
+    true = np.interp(grid, dense, np.cumsum(mass * rate) / np.cumsum(mass))
+    violations = {"plain": 0, "by unit": 0}
+    for _ in range(400):
+        units = np.repeat(np.arange(n // k), k)
+        u = rng.standard_normal(n)
+        hard = rng.standard_normal(n // k)[units] + 0.7 * rng.standard_normal(n)
+        wrong = u + hard > line
+        half = units < n // k // 2
+        residuals = wrong[half] - ndtr((u[half] - line) / np.sqrt(1 + 0.49))
+        shared = thresholds.shared_errors(residuals, units[half])
+        for name, dependence in (
+            ("plain", None),
+            ("by unit", thresholds.Dependence(units[~half], shared)),
+        ):
+            theta = thresholds.learn_then_test(
+                u[~half], wrong[~half], risk=0.1, delta=0.1, grid=grid, dependence=dependence
+            )
+            violations[name] += theta.feasible and np.interp(theta.threshold, grid, true) > 0.1
+    assert violations["plain"] / 400 > 0.1 + 3 * np.sqrt(0.09 / 400)
+    assert violations["by unit"] / 400 <= 0.1 + 3 * np.sqrt(0.09 / 400)

@@ -97,6 +97,11 @@ def divide(units: Sequence[str], share: float, seed: int) -> tuple[IntArray, Int
     return np.flatnonzero(~apart), np.flatnonzero(apart)
 
 
+def codes(queries: Queries) -> IntArray:
+    """The units as numbers."""
+    return np.unique(np.asarray(queries.units), return_inverse=True)[1].astype(np.int64)
+
+
 class Fuse:
     """Bayesian fusion of input-level prior statistics and evidence from sampled responses.
 
@@ -184,7 +189,10 @@ class Fuse:
                 honest = probability.fit_score_map(self.options.probability, scores.u, rest.wrong)
                 model = replace(model, score_map=honest)
             p = p_wrong(model, scores)
-            data = Kept(scores.u, rest.wrong, p, scores.novelty, len(apart) > 0, own, hashes(rest))
+            separate = len(apart) > 0
+            data = Kept(
+                scores.u, rest.wrong, p, scores.novelty, separate, own, codes(rest), hashes(rest)
+            )
         self._model, self._threshold_data = model, data
         self._reference = reference_of(columns_of(model, rest, scores), rest, scores)
         return self
@@ -199,6 +207,7 @@ class Fuse:
         views: Mapping[str, Any] | None = None,
         extra: Mapping[str, Any] | None = None,
         groups: Sequence[str] | None = None,
+        units: Sequence[str] | None = None,
     ) -> Fuse:
         """Choose thresholds on these labelled queries instead, none of which was in the fit."""
         statistics = self.model.statistics.names
@@ -209,6 +218,7 @@ class Fuse:
             inputs=inputs,
             views=views,
             extra=extra,
+            units=units,
             statistics=statistics,
         )
         if queries.wrong is None:
@@ -231,6 +241,7 @@ class Fuse:
             scores.novelty,
             again == 0,
             None if names is None else tuple(names),
+            codes(queries),
             own,
         )
         return self

@@ -16,7 +16,7 @@ from fusevlm.fuse import thresholds
 from fusevlm.fuse.model import Model
 from fusevlm.fuse.presets import Options
 from fusevlm.fuse.results import eligible
-from fusevlm.fuse.thresholds import GroupThresholds, RiskTable, Threshold
+from fusevlm.fuse.thresholds import Dependence, GroupThresholds, RiskTable, Threshold
 
 logger = logging.getLogger(__name__)
 
@@ -26,7 +26,7 @@ RULES: dict[str, Callable[..., Threshold]] = {
     "clopper_pearson": thresholds.clopper_pearson,
     "paper_bound": thresholds.paper_bound,
 }
-GRIDDED = ("learn_then_test", "clopper_pearson")  # rules that test candidates in a fixed sequence
+GRIDDED = ("learn_then_test", "clopper_pearson")  # rules that test candidates exactly
 
 
 @dataclass(frozen=True)
@@ -39,12 +39,19 @@ class Kept:
     novelty: FloatArray  # p-values; NaN: not judged
     apart: bool  # from the fit's queries; the paper reuses them
     groups: tuple[str, ...] | None
+    units: IntArray  # codes
     seen: IntArray = field(default_factory=lambda: np.zeros(0, np.int64))  # hashes of the queries
 
     def allowed(self, model: Model, options: Options) -> BoolArray:
         """Which of them may be answered, whatever θ."""
         p = self.p_wrong if model.tilt is None else model.tilt(self.p_wrong)
         return eligible(p, self.novelty, options)
+
+    def dependence(self, model: Model) -> Dependence | None:
+        """How much the queries of a unit tell together; None where each is its own."""
+        if model.shared_errors == 0.0 or len(np.unique(self.units)) == len(self.units):
+            return None
+        return Dependence(self.units, model.shared_errors)
 
 
 def threshold(
@@ -55,6 +62,8 @@ def threshold(
     given: dict[str, Any] = {"risk": risk} | ({} if name == "empirical" else {"delta": delta})
     if kept.apart and name in GRIDDED:
         given["grid"] = candidates(model, options, len(kept.u), risk, delta)
+    if name in GRIDDED:
+        given["dependence"] = kept.dependence(model)
     allowed = kept.allowed(model, options)
     found = thresholds.among(allowed, RULES[name], kept.u, kept.wrong, **given)
     if name == "learn_then_test" and not found.feasible and kept.apart:
@@ -83,6 +92,7 @@ def group_thresholds(
         risk=risk,
         delta=delta,
         grid=grid if kept.apart and name in GRIDDED else None,
+        dependence=kept.dependence(model) if name in GRIDDED else None,
     )
     return found if _guaranteed(kept, name) else found.without_guarantee()
 
@@ -100,6 +110,7 @@ def risk_table(
         n_rows=n_rows,
         grid=grid,
         allowed=kept.allowed(model, options),
+        dependence=kept.dependence(model),
     )
     return found if _guaranteed(kept) else replace(found, guaranteed_risk=None)
 

@@ -36,6 +36,7 @@ from fusevlm.fuse.prior import Statistics, fit_statistics
 from fusevlm.fuse.recalibration import Tilt
 from fusevlm.fuse.results import Scores
 from fusevlm.fuse.scalar import ScalarModel, fit_scalar
+from fusevlm.fuse.thresholds import shared_errors
 from fusevlm.fuse.tuning import choose_alpha
 from fusevlm.fuse.vector import MIN_PER_CLASS, VectorModel, fit_vector
 from fusevlm.maths import fusion
@@ -75,6 +76,7 @@ class Model:
     usual_variance: float = 0.0  # mean of the competence's variance on calibration queries
     components: Mapping[str, Projection] = field(default_factory=dict)  # of inputs
     tilt: Tilt | None = None  # of P(wrong), by labels of newer data
+    shared_errors: float = 0.0  # correlation of errors in one unit, beyond what scores explain
 
     @property
     def uses_s(self) -> bool:
@@ -159,7 +161,11 @@ def fit_model(queries: Queries, options: Options) -> Model:
     _warn_of_one_source(scores, known, options)
     own = options.fusion == "vector"
     score_map = probability.fit_score_map(options.probability, scores.u, wrong, own=own)
-    return replace(model, u=np.sort(scores.u), score_map=score_map, tuned=_tuned(scores.u, wrong))
+    model = replace(model, u=np.sort(scores.u), score_map=score_map, tuned=_tuned(scores.u, wrong))
+    if wrong is None:
+        return model
+    shared = shared_errors(wrong - p_wrong(model, scores), queries.units or ())
+    return replace(model, shared_errors=shared)
 
 
 def _fit_competence(queries: Queries, options: Options) -> competence.Fitted | None:

@@ -80,6 +80,48 @@ class Threshold:
 
 
 @dataclass(frozen=True)
+class Dependence:
+    """Queries of one unit (about one image) go wrong together: they tell less than others.
+
+    units        [N] codes of the units
+    correlation  of two errors in one unit, beyond what the scores explain
+    """
+
+    units: IntArray
+    correlation: float
+
+    def among(self, rows: BoolArray) -> Dependence:
+        """That of some of the queries."""
+        return Dependence(self.units[rows], self.correlation)
+
+    def effect(self, order: IntArray) -> FloatArray:
+        """The design effect 1 + (k̄ − 1)·ρ of the first 0, 1, …, N queries in this order.
+
+        k̄ = Σ k²/Σ k over the units of those queries (Kish). As many queries as their number over
+        the effect would tell as much if they were independent.
+        """
+        seen: dict[int, int] = {}
+        squares = [0.0]
+        for unit in self.units[order].tolist():
+            count = seen.get(unit, 0)
+            squares.append(squares[-1] + 2 * count + 1)
+            seen[unit] = count + 1
+        mean = np.array(squares) / np.maximum(np.arange(len(squares)), 1)
+        return np.asarray(1.0 + np.maximum(mean - 1.0, 0.0) * self.correlation)
+
+
+def shared_errors(residuals: FloatArray, units: Any) -> float:
+    """ρ: the mean product of two residuals wrong − P(wrong) in one unit, over their mean square."""
+    codes = np.unique(np.asarray(units), return_inverse=True)[1]
+    size = np.bincount(codes)
+    pairs, square = float(np.sum(size * (size - 1))), float(np.sum(residuals**2))
+    if pairs == 0.0 or square == 0.0:
+        return 0.0
+    products = float(np.sum(np.bincount(codes, residuals) ** 2)) - square
+    return float(np.clip(products / pairs / (square / len(residuals)), 0.0, 1.0))
+
+
+@dataclass(frozen=True)
 class _Candidates:
     """Candidate thresholds, ascending, with the answered count and the loss at each."""
 
@@ -87,6 +129,12 @@ class _Candidates:
     answered: IntArray
     loss: FloatArray
     n: int
+    effect: FloatArray  # design effect of the answered; 1: independent queries
+
+    @property
+    def told(self) -> tuple[FloatArray, FloatArray]:
+        """Loss and answered queries, as of independent ones that tell as much."""
+        return self.loss / self.effect, self.answered / self.effect
 
     def chosen(
         self,
@@ -136,18 +184,25 @@ def quantile(u: Any, *, coverage: float) -> Threshold:
 
 
 def learn_then_test(
-    u: Any, wrong: Any, *, risk: float, delta: float = 0.1, grid: Any = None
+    u: Any,
+    wrong: Any,
+    *,
+    risk: float,
+    delta: float = 0.1,
+    grid: Any = None,
+    dependence: Dependence | None = None,
 ) -> Threshold:
     """The largest θ certified by exact binomial tests in a fixed sequence (Angelopoulos et al.).
 
     H_θ: R(θ) > risk has the p-value P(Bin(m, risk) ≤ errors). Candidates are tested from low to
     high θ, each at level delta, until the first that is not rejected. With ``grid`` the sequence is
-    the grid; without, it is the observed scores from 20 % coverage on.
+    the grid; without, it is the observed scores from 20 % coverage on. With ``dependence`` the
+    counts are divided by their design effect.
     Differs from the paper: its empirical rule has no guarantee.
     """
     risk, delta = checks.fraction(risk, "risk"), checks.fraction(delta, "delta")
-    found = _candidates(u, checks.labels(wrong), grid, start=_start(risk, delta))
-    p = bounds.binomial_p_value(found.loss, found.answered, risk)
+    found = _candidates(u, checks.labels(wrong), grid, _start(risk, delta), dependence)
+    p = bounds.binomial_p_value(*found.told, risk)
     return found.chosen(
         _fixed_sequence(p, delta), "learn_then_test", risk=risk, delta=delta, guaranteed=risk
     )
@@ -172,15 +227,21 @@ def hoeffding_bentkus(
 
 
 def clopper_pearson(
-    u: Any, wrong: Any, *, risk: float, delta: float = 0.1, grid: Any = None
+    u: Any,
+    wrong: Any,
+    *,
+    risk: float,
+    delta: float = 0.1,
+    grid: Any = None,
+    dependence: Dependence | None = None,
 ) -> Threshold:
     """The largest θ whose exact upper limit at delta/|candidates| is at most ``risk``.
 
     More cautious than :func:`learn_then_test`: the limits hold for all candidates together.
     """
     risk, delta = checks.fraction(risk, "risk"), checks.fraction(delta, "delta")
-    found = _candidates(u, checks.labels(wrong), grid)
-    upper = bounds.clopper_pearson_upper(found.loss, found.answered, delta / len(found.theta))
+    found = _candidates(u, checks.labels(wrong), grid, None, dependence)
+    upper = bounds.clopper_pearson_upper(*found.told, delta / len(found.theta))
     index = _last(np.flatnonzero(upper <= risk))
     guaranteed = None if index is None else float(upper[index])
     return found.chosen(index, "clopper_pearson", risk=risk, delta=delta, guaranteed=guaranteed)
@@ -214,6 +275,8 @@ def among(
     grid = options.get("grid")
     if not allowed.any() or (grid is not None and len(grid) == 0):
         return nothing(rule.__name__, n=len(allowed), **wanted)
+    if options.get("dependence") is not None:
+        options["dependence"] = options["dependence"].among(allowed)
     found = rule(np.asarray(u)[allowed], np.asarray(loss)[allowed], **options)
     share = float(np.mean(allowed))
     return replace(found, coverage=found.coverage * share, n_calibration=len(allowed))
@@ -250,6 +313,7 @@ def risk_table(
     n_rows: int = 20,
     grid: Any = None,
     allowed: BoolArray | None = None,
+    dependence: Dependence | None = None,
 ) -> RiskTable:
     """What each of about ``n_rows`` thresholds would cost: coverage, empirical and guaranteed risk.
 
@@ -266,13 +330,15 @@ def risk_table(
     total = len(y)
     if allowed is not None and not allowed.all():
         u, y = checks.vector(u, "u", length=total)[allowed], y[allowed]
+        dependence = None if dependence is None else dependence.among(allowed)
     if len(y) == 0 or len(grid) == 0:
         none = np.zeros(0)
         return RiskTable(none, none, none, none, delta)
-    found = _candidates(u, y, grid)
+    found = _candidates(u, y, grid, None, dependence)
     keep = found.answered > 0
     theta, m, errors = found.theta[keep], found.answered[keep], found.loss[keep]
-    upper = bounds.clopper_pearson_upper(errors, m, delta / max(1, len(theta)))
+    told, of = found.told
+    upper = bounds.clopper_pearson_upper(told[keep], of[keep], delta / max(1, len(theta)))
     return RiskTable(theta, m / total, errors / m, upper, delta)
 
 
@@ -323,6 +389,7 @@ def per_group(
     delta: float = 0.1,
     grid: Callable[[int, float, float], Any] | None = None,
     allowed: BoolArray | None = None,
+    dependence: Dependence | None = None,
 ) -> GroupThresholds:
     """``rule`` (one with a guarantee) in each group at level delta/groups (Bonferroni).
 
@@ -342,6 +409,8 @@ def per_group(
     for name in names:
         mine = np.array([other == name for other in groups])
         options = {} if grid is None else {"grid": grid(int(mine.sum()), risk, share)}
+        if dependence is not None:
+            options["dependence"] = dependence.among(mine)
         keep = np.ones(int(mine.sum()), dtype=np.bool_) if allowed is None else allowed[mine]
         found[name] = among(
             keep, rule, scores[mine], losses[mine], risk=risk, delta=share, **options
@@ -411,6 +480,7 @@ def _candidates(
     loss: BoolArray | FloatArray,
     grid: Any = None,
     start: Callable[[int], int] | None = None,
+    dependence: Dependence | None = None,
 ) -> _Candidates:
     scores = checks.vector(u, "u")
     if len(loss) != len(scores):
@@ -425,7 +495,8 @@ def _candidates(
     if grid is None and start is not None:
         late = answered >= start(len(scores))
         theta, answered = theta[late], answered[late]
-    return _Candidates(theta, answered, cumulative[answered], len(scores))
+    effect = np.ones(len(scores) + 1) if dependence is None else dependence.effect(order)
+    return _Candidates(theta, answered, cumulative[answered], len(scores), effect[answered])
 
 
 def _fixed_sequence(p: FloatArray, delta: float) -> int | None:

@@ -12,13 +12,14 @@ from fusevlm.checks import FloatArray
 def binomial_p_value(errors: Any, m: Any, risk: float) -> FloatArray:
     """P(Binomial(m, risk) ≤ errors): small when ``errors`` is too few for a risk above ``risk``.
 
-    A valid p-value of H: R > risk when the m losses are 0/1. m = 0 gives 1.
+    A valid p-value of H: R > risk when the m losses are 0/1. m = 0 gives 1. Fractions, such as
+    counts over a design effect, go by the incomplete beta function that is the binomial's tail.
     """
-    from scipy.special import bdtr
+    from scipy.special import betainc
 
     errors, m = np.broadcast_arrays(np.asarray(errors, float), np.asarray(m, float))
-    seen = np.maximum(m, 1).astype(np.int64)
-    return np.where(errors >= m, 1.0, bdtr(np.minimum(errors, seen), seen, risk))
+    right = np.where(errors < m, m - errors, 1.0)
+    return np.where(errors < m, betainc(right, errors + 1.0, 1.0 - risk), 1.0)
 
 
 def clopper_pearson_upper(errors: Any, m: Any, delta: float) -> FloatArray:

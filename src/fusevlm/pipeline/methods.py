@@ -287,6 +287,7 @@ class Values:
     score_map: probability.ScoreMap | None  # u → P(wrong); None: u is a probability
     coverage: float = 0.0  # of the quantile rule
     tuning_wrong: BoolArray | None = None
+    dependence: thresholds.Dependence | None = None  # of the held ones in one unit
 
 
 @dataclass(frozen=True, eq=False)
@@ -385,7 +386,7 @@ class Fitted:
                     v.tuning, len(v.held), risk, delta, wrong=v.tuning_wrong
                 )
                 found[GUARANTEED] = thresholds.learn_then_test(
-                    v.held, v.wrong, risk=risk, delta=delta, grid=grid
+                    v.held, v.wrong, risk=risk, delta=delta, grid=grid, dependence=v.dependence
                 )
             return found
         assert self.fuse is not None
@@ -406,7 +407,7 @@ class Fitted:
 
 # the Fuse lies in the method's folder itself, where Fuse.load finds it
 FILE, KIND, OWN, APART, FUSE_FILE = "method.json", "fusevlm.Method", "method", "apart", "fuse.json"
-VERSION = 2
+VERSION = 3
 
 
 @dataclass(frozen=True)
@@ -421,6 +422,7 @@ _CLASSES: dict[str, type] = {
     cls.__name__: cls
     for cls in (
         _Saved, Method, Scales, Values, LogisticScore, GlobalTuning, Stack, Linear, Prior,
+        thresholds.Dependence,
         probability.Platt, probability.Beta, probability.Isotonic, probability.MinMax,
     )
 }  # fmt: skip
@@ -450,7 +452,7 @@ def fit_method(name: str, queries: Queries, config: CalibrateConfig) -> Fitted:
         if method.readout == STACKED:
             stack = fit_stack(queries.take(parts[0]), config.seed)
         column = queries.column(name, "calibrate.methods") if stack is None else stack(queries)
-        values = _values(column, queries.wrong, parts, config.probability, stack)
+        values = _values(column, queries, parts, config.probability, stack)
         return Fitted(method, _scales(column, queries.wrong, parts[1]), values=values, map=stack)
     given = _given(queries, method)
     options = {**_calibrated(method, config), **_ranked(method.options, given)}
@@ -489,7 +491,7 @@ def _fit_form(method: Method, fuse: Fuse, queries: Queries, config: CalibrateCon
     u = READOUTS[method.readout](fitted, scores, queries)
     own = fuse.options.probability
     kind = config.probability if own == "model" else own  # which is not of this readout
-    values = _values(u, queries.wrong, parts, kind, map_)
+    values = _values(u, queries, parts, kind, map_)
     values = replace(values, coverage=method.quantile or config.quantile)
     return replace(fitted, scales=_scales(u, queries.wrong, parts[1]), values=values)
 
@@ -531,7 +533,7 @@ def _scales(u: FloatArray, wrong: BoolArray, held: Any = slice(None)) -> Scales:
 
 def _values(
     u: FloatArray,
-    wrong: BoolArray,
+    queries: Queries,
     parts: Parts,
     kind: str,
     learnt: Learnt | None = None,
@@ -541,6 +543,7 @@ def _values(
     What "Logistic u*" and the stacked baselines learnt is a probability already.
     """
     tune, held = parts
+    wrong, units = queries.wrong, np.asarray(queries.units)
     checks.both_classes(wrong[tune], "P(wrong)")
     score_map: probability.ScoreMap | None = None
     if isinstance(learnt, GlobalTuning):
@@ -548,9 +551,13 @@ def _values(
     elif learnt is None:
         score_map = probability.fit_score_map(kind, u[held], wrong[held])
     order = np.argsort(u[tune], kind="stable")
+    p = np.clip(u[tune] if score_map is None else score_map(u[tune]), 0.0, 1.0)
+    shared = thresholds.shared_errors(wrong[tune] - p, units[tune])
+    codes = np.unique(units[held], return_inverse=True)[1].astype(np.int64)
     return Values(
         u[tune][order], u[held], wrong[held], held is not tune, score_map,
         tuning_wrong=wrong[tune][order],
+        dependence=thresholds.Dependence(codes, shared) if shared else None,
     )  # fmt: skip
 
 
