@@ -39,16 +39,14 @@ Views = Mapping[str, Any]  # [N, D] numbers or N texts
 
 @dataclass(frozen=True)
 class Numbers:
-    """The numbers of one side: which views, and their Gaussian in the reduced columns."""
+    """The numbers of one side: which views, and their Gaussian."""
 
     widths: Mapping[str, int]
-    mean: FloatArray  # [D]
-    axes: FloatArray  # [D, C], scales included
-    gaussian: Gaussian
+    gaussian: Gaussian  # of the columns as they are: scales and reduction are in its root
 
-    def reduce(self, views: Views) -> FloatArray:
-        """Scaled and reduced columns [N, C]."""
-        return np.asarray((_joined(views, self.widths) - self.mean) @ self.axes)
+    def distance(self, views: Views) -> FloatArray:
+        """The Mahalanobis distance of new queries [N]."""
+        return mahalanobis(_joined(views, self.widths), self.gaussian)
 
 
 @dataclass(frozen=True)
@@ -67,7 +65,7 @@ class Side:
         unknown = [len(words - known) for words in _words(views, self.worded)]
         far = None
         if self.numbers is not None:
-            far = mahalanobis(self.numbers.reduce(views), self.numbers.gaussian)
+            far = self.numbers.distance(views)
         return _combined(np.array(unknown, dtype=np.float64), far)
 
     def p_value(self, views: Views) -> FloatArray:
@@ -157,9 +155,9 @@ def _fit_numbers(views: Views, units: Sequence[str]) -> tuple[Numbers | None, Fl
     if axes.shape[1] > COMPONENTS:
         scaled = (rows - mean) @ axes
         axes = axes @ np.linalg.svd(scaled, full_matrices=False)[2][:COMPONENTS].T
-    reduced = np.asarray((rows - mean) @ axes)
-    found = Numbers(widths, mean, axes, fit_gaussian(reduced))
-    return found, left_out_mahalanobis(reduced, units)
+    reduced = np.asarray((rows - mean) @ axes)  # of mean 0
+    root = fit_gaussian(reduced).inverse_root @ axes.T
+    return Numbers(widths, Gaussian(mean, root)), left_out_mahalanobis(reduced, units)
 
 
 def _combined(unknown: FloatArray, far: FloatArray | None) -> FloatArray:

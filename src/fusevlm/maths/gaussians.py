@@ -17,7 +17,7 @@ class Gaussian:
     """Mean and inverse Cholesky factor of one modality's training embeddings."""
 
     mean: FloatArray  # [D]
-    inverse_root: FloatArray  # [D, D], L⁻¹ with LLᵀ = Σ
+    inverse_root: FloatArray  # [D, D] L⁻¹ with LLᵀ = Σ; or [C, D], with a reduction before it
 
 
 def fit_gaussian(rows: FloatArray) -> Gaussian:
