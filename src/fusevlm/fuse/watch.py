@@ -57,6 +57,8 @@ def batch_drift(
 
 def warn_of_drift(reference: Reference, model: Model, queries: Queries, scores: Scores) -> None:
     """Warn once per batch at most; of batches without drift one in a hundred is warned of."""
+    if not logger.isEnabledFor(logging.WARNING):
+        return
     if len(set(queries.units or ())) < LEAST_BATCH or len(reference) < LEAST_REFERENCE:
         return
     if any(name not in columns_of(model, queries, scores) for name in reference.names):
