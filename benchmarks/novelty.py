@@ -81,8 +81,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     for side, answers in refused.items():
         print(f"{side:>9} from elsewhere: refused as novel "
               f"{share([a.novelty <= level for a in answers])}")  # fmt: skip
-        print(f"{'':>9} with this side named "
-              f"{share([a.reason == f'unlike the calibration ({side})' for a in answers])}")  # fmt: skip
+        named = [a.reason == f"unlike the calibration ({side})" for a in answers]
+        print(f"{'':>9} with this side named {share(named)}")
     print(f"test queries: false alarms {share([a.novelty <= level for a in usual])}")
     everything = [*strange, *foreign, *usual]
     above = [a.p_wrong > 0.5 and a.decision == "answer" for a in everything]
