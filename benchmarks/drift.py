@@ -1,22 +1,33 @@
-"""Is drift found, and only drift? ``python -m benchmarks.drift [--statistics]``.
+"""Is drift found, and only drift? ``python -m benchmarks.drift [--statistics] [--run RUN]``.
 
 Simulated columns: a difficulty that a prior statistic s and the evidence see, the latter skewed,
 with ties or with gaps, and components of inputs. Batches and streams without drift should seldom be
 called drifted; the cases are those in which the earlier warning was silent (s constant, s flipped,
 all queries easy) and more. ``--statistics`` compares what a column could be tested with instead.
+
+``--run`` asks ``Fuse.check_drift`` and ``Fuse.monitor`` themselves, on the calibration queries of a
+finished run: two thirds of the images are fitted on, batches are drawn from the others, in many
+random divisions.
 """
 
 from __future__ import annotations
 
 import argparse
+import logging
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from fusevlm import Fuse, Queries
 from fusevlm.fuse.drift import Monitor, Reference, check, ranks, standardised
+from fusevlm.fuse.watch import first_of_units
+from fusevlm.pipeline.score import read_scored
 from fusevlm.render.text import layout
+from fusevlm.store.runs import read_run
 
 Floats = np.ndarray[Any, Any]
 Columns = dict[str, Floats]
@@ -158,12 +169,105 @@ def _p_values(rng: np.random.Generator, draw: Draw, size: int, B: int = 199) -> 
     return [float((top >= top[0] * (1 - 1e-9)).mean()) for top in highest]
 
 
+Change = Callable[[Queries, np.random.Generator], Queries]
+
+
+def _moved(name: str, change: Callable[[Floats], Floats]) -> Change:
+    return lambda q, rng: replace(q, prior={**q.prior, name: change(q.prior[name])})
+
+
+def _among(chosen: Callable[[Queries], Any]) -> Change:
+    """Only the queries that are chosen, some of them again: a bootstrap of units."""
+
+    def draw(q: Queries, rng: np.random.Generator) -> Queries:
+        rows = np.flatnonzero(chosen(q))
+        return _again(q, rng.choice(rows, len(q)))
+
+    return draw
+
+
+def _again(q: Queries, rows: Any) -> Queries:
+    """Some rows, each as a unit of its own."""
+    names = [str(k) for k in range(len(rows))]
+    return Queries(
+        names,
+        [q.samples[i] for i in rows],
+        prior={k: np.asarray(v)[rows] for k, v in q.prior.items()},
+        evidence={k: np.asarray(v)[rows] for k, v in q.evidence.items()},
+        inputs={k: np.asarray(v)[rows] for k, v in q.inputs.items()},
+    )
+
+
+def _surprisal(q: Queries) -> Floats:
+    return np.array([-sum(one.answer_logprobs) for one in q.samples])
+
+
+OF_A_RUN: Mapping[str, Change] = {
+    "s constant": _moved("s", lambda v: np.full_like(v, np.median(v))),
+    "s flipped": _moved("s", lambda v: 2 * np.median(v) - v),
+    "all queries easy": _among(lambda q: _surprisal(q) <= np.median(_surprisal(q))),
+    "s of another query": lambda q, rng: replace(
+        q, prior={**q.prior, "s": rng.permutation(q.prior["s"])}
+    ),
+    "severity 4 and 5 only": _among(lambda q: np.asarray(q.columns["severity"]) >= 4),
+    "yes/no questions only": _among(lambda q: np.asarray(q.columns["answer_type"]) == "yes/no"),
+    "clean pictures only": _among(lambda q: np.asarray(q.columns["severity"]) == 0),
+    "another image encoder": lambda q, rng: replace(
+        q, inputs={**q.inputs, "image": np.roll(q.inputs["image"], 1, axis=1)}
+    ),
+}
+
+
+def of_a_run(run: Path, divisions: int, batches: int) -> str:
+    """The same through ``Fuse``; a table."""
+    logging.getLogger("fusevlm").setLevel(logging.CRITICAL)
+    whole, _ = read_scored(run, read_run(run), states={"embeddings"})
+    known = whole.split()[0]
+    units = np.asarray(known.units)
+    rng = np.random.default_rng(0)
+    false, alarms = [], []
+    found: dict[str, dict[int, list[bool]]] = {name: {} for name in OF_A_RUN}
+    delay: dict[str, list[float]] = {name: [] for name in OF_A_RUN}
+    for number in range(divisions):
+        names = rng.permutation(np.unique(units))
+        kept = np.isin(units, names[: 2 * len(names) // 3])
+        fuse = Fuse(seed=number).fit(replace(known.take(kept), columns={}, views={}))
+        rest = known.take(~kept)
+        first = rest.take(first_of_units(rest.units or ()))
+        options: dict[str, Any] = {"level": LEVEL, "permutations": 199}
+        for k in range(batches):
+            some = first.take(rng.choice(len(first), 50, replace=False))
+            false.append(fuse.check_drift(some, seed=k, **options).drifted)
+        alarms.append(fuse.monitor(level=LEVEL, seed=number).update(first).alarm)
+        if number >= 10:
+            continue
+        for name, change in OF_A_RUN.items():
+            moved = change(first, rng)
+            for size in (10, 20, 50, 100, 200):
+                some = moved.take(rng.choice(len(moved), min(size, len(moved)), replace=False))
+                found[name].setdefault(size, []).append(fuse.check_drift(some, **options).drifted)
+            state = fuse.monitor(level=LEVEL, seed=number).update(moved)
+            delay[name].append(np.inf if state.since is None else state.since)
+    rows = [["no drift", f"{np.mean(false):.3f} of {len(false)} batches of 50",
+             f"{np.mean(alarms):.3f} of {len(alarms)} streams of {len(first)}"]]  # fmt: skip
+    for name, shares in found.items():
+        enough = next((n for n, hits in shares.items() if np.mean(hits) >= 0.8), None)
+        rows.append([name, "more than 200" if enough is None else str(enough),
+                     f"{np.median(delay[name]):g}"])  # fmt: skip
+    return layout(["case", "check: queries for 80 %", "monitor: median delay"], rows)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--statistics", action="store_true", help="compare statistics instead")
     parser.add_argument("--repetitions", type=int, default=20, help="batches per case and size")
     parser.add_argument("--streams", type=int, default=100, help="without drift, 10,000 looks each")
+    parser.add_argument("--run", type=Path, help="through Fuse, on the queries of this run")
+    parser.add_argument("--divisions", type=int, default=50, help="of a run, 10 batches each")
     args = parser.parse_args()
+    if args.run is not None:
+        print(of_a_run(args.run, args.divisions, 10))
+        return 0
     if args.statistics:
         print(power_of_statistics())
         return 0
