@@ -43,7 +43,10 @@ def reference_of(columns: Mapping[str, FloatArray], queries: Queries, scores: Sc
 
 def first_of_units(units: Sequence[str]) -> list[int]:
     """The first row of each unit: those are exchangeable."""
-    return list({unit: row for row, unit in reversed(list(enumerate(units)))}.values())[::-1]
+    first: dict[str, int] = {}
+    for row, unit in enumerate(units):
+        first.setdefault(unit, row)
+    return list(first.values())
 
 
 def batch_drift(
