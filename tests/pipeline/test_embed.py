@@ -7,7 +7,8 @@ from PIL import Image
 from fusevlm.errors import ArtefactError
 from fusevlm.models.towers import ImageVectors, TextVectors
 from fusevlm.pipeline.embed import embedded
-from fusevlm.store.generations import EMBEDDINGS, read_embeddings
+from fusevlm.priors.pictures import picture_statistics
+from fusevlm.store.generations import EMBEDDINGS, read_embeddings, read_views
 from fusevlm.store.parts import Parts
 from fusevlm.types import Query
 
@@ -26,7 +27,8 @@ class Colors:
     def image_features(self, images):
         self.calls += 1
         rows = np.array([np.asarray(i, dtype=np.float32).mean(axis=(0, 1)) for i in images])
-        return ImageVectors(rows / np.linalg.norm(rows, axis=1, keepdims=True), rows[:, :2])
+        unit = rows / np.linalg.norm(rows, axis=1, keepdims=True)
+        return ImageVectors(unit, rows[:, :2], rows[:, 2:])
 
 
 def plain(*color):
@@ -57,6 +59,12 @@ def test_each_query_has_the_mean_of_its_own_images(tmp_path):
     assert again == ids
     np.testing.assert_allclose(before["image"], [[255, 0], [127.5, 0], [0, 0]])
     np.testing.assert_allclose(before["text"], [[2, 1, 0]] * 3)
+    views = read_views(tmp_path / "run")
+    np.testing.assert_allclose(views["image"][:, 0], [0, 127.5, 255])  # then the pixels' statistics
+    pixels = picture_statistics([red, blue])
+    np.testing.assert_allclose(views["image"][[0, 2], 1:], pixels, rtol=1e-5)
+    np.testing.assert_allclose(views["image"][1, 1:], pixels.mean(axis=0), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(views["question"], before["text"])
 
 
 def test_activations_that_were_not_kept_are_missed(tmp_path):
