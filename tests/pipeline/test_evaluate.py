@@ -275,7 +275,7 @@ def test_the_papers_guarantee_comes_from_queries_kept_apart(finished):
     theta = method.thresholds(0.2, 0.1)[EMPIRICAL]
     at = float(np.median(np.r_[own, apart]))
     for rule, u in {EMPIRICAL: own, GUARANTEED: apart}.items():
-        answered = applied.answers(rule, dataclasses.replace(theta, threshold=at))
+        answered, _ = applied.decide(rule, dataclasses.replace(theta, threshold=at))
         np.testing.assert_array_equal(answered, u <= at)
     assert np.any((own <= at) != (apart <= at))
     assert load_method(root / "calibrate" / "practical").apart is None

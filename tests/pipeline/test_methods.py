@@ -268,7 +268,12 @@ OWN_P = (
 KEYS = {
     "threshold_share": (0.25, SPLIT),
     "seed": (5, SPLIT),
-    "probability": ("isotonic", {n: NOTHING if n in OWN_P else {"ece"} for n in SPLIT}),
+    "probability": (
+        "isotonic",
+        {n: NOTHING if n in OWN_P else {"ece"} for n in SPLIT}
+        # P(wrong) above the cap is not answered
+        | {"practical": {"ece"} | GUARANTEE | EMPIRICALLY},
+    ),
     "quantile": (0.4, {n: EMPIRICALLY if "quantile" in n else NOTHING for n in SPLIT}),
 }
 
@@ -424,10 +429,10 @@ def test_the_algorithm_box_is_taken_at_its_word(fitted, applied, splits):
     np.testing.assert_allclose(found.u, shown["m_post"] + z * shown["sigma_post"] ** 2)
     thetas = fitted["paper_box"].thresholds(0.2, 0.1)
     assert set(thetas) == {EMPIRICAL}
-    answered = found.answers(EMPIRICAL, thetas[EMPIRICAL])
+    answered, _ = found.decide(EMPIRICAL, thetas[EMPIRICAL])
     np.testing.assert_array_equal(answered, shown["m_post"] <= thetas[EMPIRICAL].threshold)
     as_defined = fitted["paper"].thresholds(0.2, 0.1)[EMPIRICAL]
-    assert answered.sum() > applied["paper"].answers(EMPIRICAL, as_defined).sum()
+    assert answered.sum() > applied["paper"].decide(EMPIRICAL, as_defined)[0].sum()
 
 
 def test_gain_of_fusing_over_each_source(fitted, splits):
