@@ -47,7 +47,7 @@ class Answer:
     threshold: float  # answer iff u is at most this; −inf: nothing can be certified
     risk: float
     delta: float
-    novelty: float  # p-value of being like the calibration's queries; NaN: not judged
+    novelty: float | None  # p-value of being like the calibration's queries; None: not judged
 
     def as_dict(self) -> dict[str, Any]:
         """The nine fields of the JSON form."""
@@ -183,7 +183,7 @@ class Assistant:
             threshold=float(theta.threshold),
             risk=risk,
             delta=delta,
-            novelty=float(scores.novelty[0]),
+            novelty=None if np.isnan(scores.novelty[0]) else float(scores.novelty[0]),
         )
 
     def _known(

@@ -10,6 +10,7 @@ from scipy import stats
 import fusevlm
 from fusevlm import Fuse, Samples, metrics, simulate
 from fusevlm.errors import ArtefactError, InputError, NotFittedError
+from fusevlm.fuse.kept import candidates
 from fusevlm.maths.wishart import wishart_moments
 
 COLUMNS = [
@@ -298,7 +299,7 @@ def test_the_whole_pipeline_keeps_its_promise():
             population.wrong[chosen],
             risk=0.25,
             delta=0.1,
-            grid=fuse._grid(250, 0.25, 0.1),
+            grid=candidates(fuse.model, fuse.options, 250, 0.25, 0.1),
         ).threshold
         answered = population.wrong[u <= theta]
         missed += len(answered) > 0 and answered.mean() > 0.25

@@ -281,7 +281,7 @@ def test_ask_asks_the_negated_question_where_the_fit_had_it(home, done):
     denied = replace(query, question="is there not a circle?")
     verdict = verdicts(vlm, [denied])
     again = verdict.share[0] if found.answer == "yes" else 1 - verdict.share[0]
-    s, _ = asking._known(query.images[0], query.question, said.prompt_layers)
+    s, *_ = asking._known(query.images[0], query.question, said.prompt_layers)
     expected = fuse.score([said.samples], s=s, extra={"complement": [again]})
     assert found.u == pytest.approx(expected.u[0], rel=1e-6)
     assert asking.further(query, said.samples) == {"complement": [pytest.approx(again)]}

@@ -425,12 +425,16 @@ def test_a_question_asked_has_the_statistics_and_inputs_of_the_run(home):
     asked = {q.id: q for q in read_asked(run)}[queries.ids[row]]
     assistant = fusevlm.load(run)
     ((said,), picture) = assistant.model.sample([asked], 4, np.ones(4), 0), asked.images[0]
-    s, inputs = assistant._known(load_image(picture), asked.question, said.prompt_layers)
+    s, inputs, views = assistant._known(load_image(picture), asked.question, said.prompt_layers)
     assert list(s) == ["s", "s_image", "mahalanobis_image", "laplace_text"]
     assert list(inputs) == ["image", "text", "prompt"]
     for given, stored in ((s, queries.prior), (inputs, queries.inputs)):
         for name, value in given.items():
             np.testing.assert_allclose(value[0], stored[name][row], rtol=1e-3, atol=1e-5)
+    assert list(views) == ["image", "question", "question_words"]
+    for name in ("image", "question"):
+        np.testing.assert_allclose(views[name][0], queries.views[name][row], rtol=1e-3, atol=1e-4)
+    assert views["question_words"] == [queries.views["question_words"][row]]
     assert assistant.ask(picture, asked.question).decision in ("answer", "abstain")
 
 
