@@ -71,12 +71,15 @@ def test_the_cap_also_holds_for_the_models_own_probability():
     assert found.p_wrong[found.answer].max() <= 0.3
 
 
-def test_the_rule_that_is_tested_is_the_rule_that_decides(fuse):
+def test_the_rule_that_is_tested_is_the_rule_that_decides():
     """Coverage of θ is that of the whole rule on the queries kept for it."""
+    fuse = Fuse(novelty_level=0.2)
+    fuse.fit(CALIBRATION.samples, CALIBRATION.wrong, **given(CALIBRATION))
     kept = fuse._threshold_data
     theta = fuse.threshold(risk=0.2)
     answered = (kept.u <= theta.threshold) & eligible(kept.p_wrong, kept.novelty, fuse.options)
     assert theta.coverage == pytest.approx(answered.mean())
+    assert 0.05 < np.mean(kept.novelty <= 0.2) < 0.35
     assert theta.empirical_risk == pytest.approx(kept.wrong[answered].mean())
     assert theta.n_calibration == len(kept.u)
 
