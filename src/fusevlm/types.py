@@ -23,6 +23,27 @@ from fusevlm.checks import BoolArray, FloatArray, IntArray
 from fusevlm.errors import InputError
 
 
+class Displayed:
+    """Shows itself as a title and a line per fact; in a notebook as a table, all of it escaped."""
+
+    def _title(self) -> str:
+        raise NotImplementedError
+
+    def _facts(self) -> Mapping[str, str]:
+        raise NotImplementedError
+
+    def __repr__(self) -> str:
+        facts = self._facts()
+        width = max(map(len, facts), default=0)
+        lines = (f"  {name:<{width}}  {text}" for name, text in facts.items())
+        return "\n".join([self._title(), *lines])
+
+    def _repr_html_(self) -> str:
+        facts = self._facts().items()
+        rows = (f"<tr><th>{escape(k)}</th><td>{escape(v)}</td></tr>" for k, v in facts)
+        return f"<table><caption>{escape(self._title())}</caption>{''.join(rows)}</table>"
+
+
 @dataclass(frozen=True, eq=False)
 class Samples:
     """What a model said to one query: n samples, and the answer to be judged.
@@ -268,7 +289,7 @@ class Semantics:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Queries:
+class Queries(Displayed):
     """N queries and all that is known of them: the one table from the data stage to the figures.
 
     ids           names, unique
@@ -336,11 +357,8 @@ class Queries:
     def __len__(self) -> int:
         return len(self.ids)
 
-    def __repr__(self) -> str:
-        return display(f"{len(self)} queries", self._facts())
-
-    def _repr_html_(self) -> str:
-        return display_html(f"{len(self)} queries", self._facts())
+    def _title(self) -> str:
+        return f"{len(self)} queries"
 
     def _facts(self) -> dict[str, str]:
         share = None if self.wrong is None else float(np.mean(self.wrong))
@@ -443,15 +461,3 @@ def _rows(value: Any, size: int) -> IntArray:
     if len(np.unique(rows)) < len(rows):
         raise InputError("fit names a query twice; expected each calibration query once.")
     return rows.astype(np.int64)
-
-
-def display(title: str, facts: Mapping[str, str]) -> str:
-    """A title and a line per fact, for a terminal."""
-    width = max(map(len, facts), default=0)
-    return "\n".join([title, *(f"  {name:<{width}}  {text}" for name, text in facts.items())])
-
-
-def display_html(title: str, facts: Mapping[str, str]) -> str:
-    """The same for a notebook; everything is escaped."""
-    rows = (f"<tr><th>{escape(k)}</th><td>{escape(v)}</td></tr>" for k, v in facts.items())
-    return f"<table><caption>{escape(title)}</caption>{''.join(rows)}</table>"

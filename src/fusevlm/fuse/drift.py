@@ -21,7 +21,7 @@ import numpy as np
 from fusevlm import checks
 from fusevlm.checks import BoolArray, FloatArray
 from fusevlm.errors import InputError
-from fusevlm.types import display, display_html
+from fusevlm.types import Displayed
 
 LEAST_REFERENCE, LEAST_NEW = 20, 5
 BLOCK = 4_000_000  # entries of the permutations that are held at once
@@ -127,8 +127,8 @@ class Moved:
         )
 
 
-@dataclass(frozen=True)
-class Drift:
+@dataclass(frozen=True, repr=False)
+class Drift(Displayed):
     """What :func:`check` found."""
 
     p_value: float
@@ -137,14 +137,6 @@ class Drift:
     moved: tuple[Moved, ...]
     n_reference: int
     n_new: int
-
-    def __str__(self) -> str:
-        return display(self._title(), self._facts())
-
-    __repr__ = __str__
-
-    def _repr_html_(self) -> str:
-        return display_html(self._title(), self._facts())
 
     def _title(self) -> str:
         found = "drift" if self.drifted else "no drift found"
@@ -368,8 +360,8 @@ LOOKS = 1000  # queries whose bets are held at once
 POWERS = np.array([0.3, 0.7])  # of the bets: bold, for a few extreme values; cautious
 
 
-@dataclass(frozen=True)
-class MonitorState:
+@dataclass(frozen=True, repr=False)
+class MonitorState(Displayed):
     """Where a :class:`Monitor` stands.
 
     n          queries seen
@@ -387,14 +379,6 @@ class MonitorState:
     worst: str
     direction: str
     level: float
-
-    def __str__(self) -> str:
-        return display(self._title(), self._facts())
-
-    __repr__ = __str__
-
-    def _repr_html_(self) -> str:
-        return display_html(self._title(), self._facts())
 
     def _title(self) -> str:
         return f"drift since query {self.since} or before" if self.alarm else "no drift found"

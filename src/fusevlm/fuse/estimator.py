@@ -30,7 +30,7 @@ from fusevlm.fuse.watch import (
     warn_of_drift,
 )
 from fusevlm.maths import gaussians, whitening
-from fusevlm.types import Queries, Samples, display, display_html
+from fusevlm.types import Displayed, Queries, Samples
 
 logger = logging.getLogger(__name__)
 
@@ -102,7 +102,7 @@ def codes(queries: Queries) -> IntArray:
     return np.unique(np.asarray(queries.units), return_inverse=True)[1].astype(np.int64)
 
 
-class Fuse:
+class Fuse(Displayed):
     """Bayesian fusion of input-level prior statistics and evidence from sampled responses.
 
     >>> fuse = Fuse("practical").fit(samples, wrong, s=s)        # doctest: +SKIP
@@ -423,12 +423,6 @@ class Fuse:
         fuse._model, fuse._threshold_data = saved.model, saved.threshold_data
         fuse._reference = saved.reference
         return fuse
-
-    def __repr__(self) -> str:
-        return display(self._title(), self._facts())
-
-    def _repr_html_(self) -> str:
-        return display_html(self._title(), self._facts())
 
     def _title(self) -> str:
         return (

@@ -30,7 +30,7 @@ from fusevlm.checks import BoolArray, FloatArray, IntArray
 from fusevlm.errors import InputError
 from fusevlm.maths import bounds
 from fusevlm.metrics import auroc as auroc_of
-from fusevlm.types import display, display_html
+from fusevlm.types import Displayed
 
 MAX_LABELS = 20_000  # nobody labels more for a threshold; beyond it the answer is None
 REPETITIONS = 400  # simulated label sets: a standard error of .015 at a power of .9
@@ -106,8 +106,8 @@ class Binormal:
         return noise[:, 1] + self.shift * wrong, wrong
 
 
-@dataclass(frozen=True)
-class LabelPlan:
+@dataclass(frozen=True, repr=False)
+class LabelPlan(Displayed):
     """What so many labels bring; None where more than ``MAX_LABELS`` would be needed, or forever.
 
     All numbers count labels in all, those for tuning included.
@@ -165,11 +165,11 @@ class LabelPlan:
         error = 2.0 * np.sqrt(max(share * (1 - share), 1 / self.repetitions) / self.repetitions)
         return f"from about {labels:,} labels on (simulated probability {share:.3f} ± {error:.3f})"
 
-    def __str__(self) -> str:
-        return display("How many labels?", self.facts())
+    def _title(self) -> str:
+        return "How many labels?"
 
-    def _repr_html_(self) -> str:
-        return display_html("How many labels?", self.facts())
+    def _facts(self) -> dict[str, str]:
+        return self.facts()
 
 
 def labels_needed(

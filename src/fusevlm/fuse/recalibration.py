@@ -12,7 +12,7 @@ from fusevlm.checks import FloatArray
 from fusevlm.errors import InputError
 from fusevlm.maths import bounds
 from fusevlm.maths.logistic import sigmoid
-from fusevlm.types import display, display_html
+from fusevlm.types import Displayed
 
 LEVEL_SCALE, SLOPE_SCALE = 1.0, 0.5  # of the prior of a tilt
 LEAST_SLOPE = 0.01
@@ -85,8 +85,8 @@ def _logits(p: Any) -> FloatArray:
     return np.asarray(np.log(inside) - np.log1p(-inside))
 
 
-@dataclass(frozen=True)
-class Standing:
+@dataclass(frozen=True, repr=False)
+class Standing(Displayed):
     """How a promised risk stands after some answered queries were labelled.
 
     verdict   ``confirmed``, ``refuted`` or ``open``
@@ -123,14 +123,6 @@ class Standing:
             f"{self.further} more labels would confirm it if all of those answers are right."
         )
 
-    def __str__(self) -> str:
-        return display(self._title(), self._facts())
-
-    __repr__ = __str__
-
-    def _repr_html_(self) -> str:
-        return display_html(self._title(), self._facts())
-
     def _title(self) -> str:
         return f"risk {self.risk:g}: {self.verdict}"
 
@@ -142,22 +134,14 @@ class Standing:
         }
 
 
-@dataclass(frozen=True)
-class Recalibration:
+@dataclass(frozen=True, repr=False)
+class Recalibration(Displayed):
     """What labels of new data changed: P(wrong) on average, and how the promised risk stands."""
 
     standing: Standing
     tilt: Tilt
     before: float  # mean P(wrong) of the labelled queries
     after: float
-
-    def __str__(self) -> str:
-        return display(self._title(), self._facts())
-
-    __repr__ = __str__
-
-    def _repr_html_(self) -> str:
-        return display_html(self._title(), self._facts())
 
     def _title(self) -> str:
         return f"risk {self.standing.risk:g}: {self.standing.verdict}"

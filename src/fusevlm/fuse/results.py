@@ -13,20 +13,17 @@ from fusevlm import checks
 from fusevlm.checks import BoolArray, FloatArray, IntArray
 from fusevlm.fuse.presets import Options
 from fusevlm.fuse.thresholds import GroupThresholds, Threshold
-from fusevlm.types import display, display_html
+from fusevlm.types import Displayed
 
 if TYPE_CHECKING:
     import pandas as pd
     import pyarrow as pa
 
 
-class _Columns:
+class _Columns(Displayed):
     """One row per query: what :class:`Scores` and :class:`Decisions` share."""
 
     def columns(self) -> dict[str, np.ndarray[Any, Any]]:
-        raise NotImplementedError
-
-    def _facts(self) -> dict[str, str]:
         raise NotImplementedError
 
     def __len__(self) -> int:
@@ -44,12 +41,6 @@ class _Columns:
 
     def _title(self) -> str:
         return f"{type(self).__name__} of {len(self)} queries"
-
-    def __repr__(self) -> str:
-        return display(self._title(), self._facts())
-
-    def _repr_html_(self) -> str:
-        return display_html(self._title(), self._facts())
 
 
 @dataclass(frozen=True, eq=False, repr=False)
