@@ -20,7 +20,7 @@ LENGTH, EOS = 2, -0.25
 
 def logits(messages, step):
     """Of the words at a step; a picture is part of the messages."""
-    return random(json.dumps(messages), step).standard_normal(len(WORDS))
+    return 2.0 * random(json.dumps(messages), step).standard_normal(len(WORDS))
 
 
 def logprobs(messages, step):
@@ -92,21 +92,18 @@ class Handler(BaseHTTPRequestHandler):
             server.starts.append(time.monotonic())
             server.now += 1
             server.most = max(server.most, server.now)
-        try:
-            if server.pause:
-                server.over.wait(server.pause)
-            fault = server.next_fault()
-            if self.path != "/v1/chat/completions" or body["model"] != "toy":
-                self.refuse(404, "The model does not exist.")
-            elif fault in FAULTS:
-                FAULTS[fault](self, body)
-            elif (what := self.lacking(body)) is not None:
-                self.refuse(400, what)
-            else:
-                self.send(200, reply(server, body))
-        finally:
-            with server.lock:
-                server.now -= 1
+        server.over.wait(server.pause)
+        with server.lock:
+            server.now -= 1
+        fault = server.next_fault()
+        if self.path != "/v1/chat/completions" or body["model"] != "toy":
+            self.refuse(404, "The model does not exist.")
+        elif fault in FAULTS:
+            FAULTS[fault](self, body)
+        elif (what := self.lacking(body)) is not None:
+            self.refuse(400, what)
+        else:
+            self.send(200, reply(server, body))
 
     def lacking(self, body):
         """What the server refuses in the call."""
@@ -132,7 +129,7 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(data[: len(data) - cut])
 
 
-def entry(server, token, at, value, others):
+def entry(server, token, value, others):
     """What is said of one token; ``others`` are the two best log-probabilities."""
     found = {"token": token, "logprob": value, "bytes": list(token.encode())}
     if server.skills["top_logprobs"] == "yes":
@@ -150,8 +147,8 @@ def choice(server, body, number):
         shown = row / heat if server.scale and heat else row
         values = shown - np.logaddexp.reduce(shown)
         said += WORDS[k]
-        listed.append(entry(server, WORDS[k], k, values[k], sorted(values)[-2:]))
-    listed.append(entry(server, "</s>", -1, EOS, [EOS, np.log1p(-np.exp(EOS))]))
+        listed.append(entry(server, WORDS[k], values[k], sorted(values)[-2:]))
+    listed.append(entry(server, "</s>", EOS, [EOS, np.log1p(-np.exp(EOS))]))
     found = {"index": number, "message": {"role": "assistant", "content": said},
              "finish_reason": "stop"}  # fmt: skip
     if body.get("logprobs") and server.skills["logprobs"] == "yes":
@@ -260,6 +257,7 @@ FAULTS = {
         lambda one: (one["message"].update(content=""),
                      one["logprobs"].update(content=one["logprobs"]["content"][-1:]))
     ),
+    "no words": changed(lambda one: one.update(logprobs=None, message={"content": ""})),
     "thinking": changed(lambda one: one.update(finish_reason="length", message={"content": None})),
     "emoji": changed(emoji),
     "pieces": changed(

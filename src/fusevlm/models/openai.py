@@ -243,7 +243,8 @@ class OpenAI:
 def probe(model: str, service: Service, decoding: Decoding) -> Gives:
     """What the server gives, found by three calls, and by a few more where it refuses something."""
     promise = Promise(0, 0)
-    short = replace(decoding, max_new_tokens=min(decoding.max_new_tokens, PROBED_TOKENS))
+    limit = min(decoding.max_new_tokens, PROBED_TOKENS)
+    short = replace(decoding, max_new_tokens=limit, top_k=None)
 
     def ask(gives: Gives, heat: float = 1.0, shown: Sequence[str] = ()) -> dict[str, Any]:
         said = completions.content(COLOUR if shown else QUESTION, shown)
