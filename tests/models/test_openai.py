@@ -7,21 +7,25 @@ import time
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
+from pathlib import Path
 
 import numpy as np
 import pytest
 from tests.models.chat_server import EOS, LENGTH, WORDS, logprobs, serving
-from tests.models.conftest import make_query
+from tests.models.conftest import make_picture, make_query
+from tests.models.toy import Toy
 
+from fusevlm.cli import main
 from fusevlm.errors import InputError
 from fusevlm.models.calls import KEYS, CallError, Meter
 from fusevlm.models.completions import Gives, spells
 from fusevlm.models.protocol import Decoding
 from fusevlm.models.registry import load_model
 from fusevlm.models.temperatures import constant, stratified
-from fusevlm.pipeline.sample import sample_parts
+from fusevlm.pipeline.sample import _note_server, sample_parts
 from fusevlm.store.generations import KIND, read_generations
 from fusevlm.store.parts import Parts
+from fusevlm.store.runs import read_manifest
 from fusevlm.testing.contract import run_contract
 from fusevlm.testing.trial import make_queries
 from fusevlm.types import Query
@@ -562,3 +566,76 @@ def test_a_run_goes_on_without_paying_twice(server, tmp_path):
     stored = list(read_generations(tmp_path))
     assert [g.query_id for g in stored] == [q.id for q in queries]
     assert all(g.error is None and g.samples.answer_margins is not None for g in stored)
+
+
+CONFIG = """
+[data]
+source = "files"
+test = "queries.jsonl"
+[sample]
+model = "openai:toy@{url}"
+n = 5
+batch = 2
+"""
+
+
+def test_the_stage_of_a_run_notes_what_the_server_gave(server, tmp_path, capsys):
+    for i in range(4):
+        make_picture(i).save(tmp_path / f"{i}.png")
+    rows = [{"id": f"v{i}", "question": "what colour", "image": f"{i}.png"} for i in range(4)]
+    (tmp_path / "queries.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    (tmp_path / "own.toml").write_text(CONFIG.format(url=server.url))
+    words = ["sample", str(tmp_path / "own.toml"), "--run", str(tmp_path / "run")]
+    assert main(words) == 0
+    calls = 3 + 4 * (1 + 5)
+    assert len(server.bodies) == calls
+    (session,) = json.loads((tmp_path / "run" / "sample" / "server.json").read_bytes())["sessions"]
+    assert (session["model"], session["n"], session["eos"]) == ("toy-1", True, True)
+    assert session["calls"] == calls
+    counts = read_manifest(tmp_path / "run", "sample").counts
+    assert (counts["calls"], counts["tokens"], counts["failed"]) == (calls, session["tokens"], 0)
+    assert main(words) == 0
+    assert len(server.bodies) == calls  # done before: not even a probe
+
+
+def test_a_second_session_is_noted_beside_the_first(server, tmp_path):
+    for times in (1, 2):
+        assert _note_server(tmp_path / "server.json", load(server))["calls"] == 3 * times
+    assert _note_server(tmp_path / "none.json", Toy()) == {}
+    assert not (tmp_path / "none.json").exists()
+
+
+def test_samples_without_hidden_states_are_read_as_such(server, tmp_path):
+    sample_parts(Parts(tmp_path, KIND), load(server), [text_query()], constant(2), batch=1)
+    (found,) = read_generations(tmp_path, "last", layers=["middle"], answers=["last"])
+    assert found.samples.embeddings is None
+    assert not found.layers
+    assert found.samples.token_logprobs is not None
+
+
+@pytest.mark.slow
+def test_a_whole_run_over_http(server, tmp_path):
+    (tmp_path / "own.toml").write_text(
+        "[data]\nn_calibration = 40\nn_test = 20\nunit = 'image_id'\n"
+        f"[sample]\nmodel = 'openai:toy@{server.url}'\nn = 5\n"
+        "[calibrate]\nmethods = ['practical']\n[evaluate]\nbootstrap = 10\n"
+    )
+    assert main(["run", str(tmp_path / "own.toml"), "--run", str(tmp_path / "run")]) == 0
+    assert len(server.bodies) == 3 + 60 * 6
+    absent = json.loads((tmp_path / "run" / "score" / "absent.json").read_bytes())
+    assert {"eigenscore", "mahalanobis"} <= set(absent)
+    assert "g_nll" not in absent
+
+
+def test_the_ten_lines_of_the_docs_run(server, tmp_path, monkeypatch, capsys):
+    page = (Path(__file__).parents[2] / "docs" / "api-models.md").read_text()
+    (lines,) = re.findall(r"^```py\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    assert len(lines.splitlines()) <= 10
+    monkeypatch.chdir(tmp_path)
+    make_picture(0).save("cat.jpg")
+    source = "openai:NAME@http://localhost:8000/v1"
+    assert source in lines
+    exec(compile(lines.replace(source, f"openai:toy@{server.url}"), "docs", "exec"), {})
+    printed = capsys.readouterr().out
+    assert "q1" in printed
+    assert "'calls': 15" in printed
