@@ -144,7 +144,9 @@ class Service:
         self.base = _address(base)
         self.limits = limits or Limits()
         self.meter = Meter(self.limits.max_calls, self.limits.max_tokens)
-        self._opener = urllib.request.build_opener(_NoRedirect)
+        near = urlsplit(self.base).hostname in HERE
+        proxies = urllib.request.ProxyHandler({} if near else None)  # None: of the environment
+        self._opener = urllib.request.build_opener(_NoRedirect, proxies)
         self._lock = Lock()
         self._next = 0.0  # when the next call may begin
         self._reached = False  # has it ever answered

@@ -278,20 +278,21 @@ def _accepted(ask: Callable[[Gives], dict[str, Any]]) -> tuple[Gives, dict[str, 
     All at once, then those of OpenAI itself; if it refuses these, one after the other.
     """
     standard = [name for name in OPTIONAL if name != "unfiltered"]
+    refusals: list[CallError] = []
     for parts in ([*OPTIONAL], standard, []):
         for limit in LIMITS:
             taken = _with(Gives(limit=limit), parts)
             try:
                 reply = ask(taken)
             except CallError as error:
-                renamed = LIMITS[1] in str(error) and limit != LIMITS[1]
-                if error.status not in REFUSED or not (parts or renamed):
+                if error.status not in REFUSED:
                     raise
-                if not renamed:
-                    break
+                refusals.append(error)
+                if LIMITS[1] not in str(error):
+                    break  # it is not the limit's name that is refused
             else:
                 return (taken, reply) if parts else _one_by_one(ask, taken, reply)
-    raise CallError("the server refuses the plainest call.")
+    raise refusals[-1]
 
 
 def _one_by_one(
