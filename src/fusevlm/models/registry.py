@@ -26,6 +26,7 @@ OURS = {
     name: EntryPoint(name, value, GROUP)
     for name, value in {
         HUGGINGFACE: "fusevlm.models.huggingface:HuggingFace.load",
+        "openai": "fusevlm.models.openai:OpenAI.load",
         "tiny": "fusevlm.testing.tiny:load",
     }.items()
 }

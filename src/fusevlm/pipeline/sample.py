@@ -18,11 +18,13 @@ from fusevlm.models.registry import load_model, local_input
 from fusevlm.models.temperatures import parse
 from fusevlm.pipeline.data import read_asked
 from fusevlm.pipeline.run import Progress, Work
+from fusevlm.store.files import read_json, save_json
 from fusevlm.store.generations import KIND, Whiten, write_generations
 from fusevlm.store.parts import Parts
 from fusevlm.types import Query, Samples
 
 PART = "vlm"
+SERVER = "server.json"  # what a server gave, and what was used of it
 
 
 def inputs(config: Config) -> dict[str, Path]:
@@ -41,23 +43,41 @@ def make(work: Work) -> dict[str, int]:
     queries = read_asked(work.run)
     parts = Parts(work.folder("sample"), KIND)
     model = load_sampler(sample)
-    sample_parts(
-        parts,
-        model,
-        queries,
-        parse(sample.temperature, sample.n, sample.seed),
-        seed=sample.seed,
-        batch=sample.batch,
-        half=sample.half,
-        gram=_whitened_gram(Fuse.load(sample.gram)) if sample.gram else None,
-        progress=work.progress,
-    )
+    try:
+        sample_parts(
+            parts,
+            model,
+            queries,
+            parse(sample.temperature, sample.n, sample.seed),
+            seed=sample.seed,
+            batch=sample.batch,
+            half=sample.half,
+            gram=_whitened_gram(Fuse.load(sample.gram)) if sample.gram else None,
+            progress=work.progress,
+        )
+    finally:
+        spent = _note_server(work.folder("sample") / SERVER, model)
     return {
         "queries": parts.total("queries"),
         "failed": parts.total("failed"),
         "samples": parts.total("queries") * sample.n,
         "near_boundary": parts.total("near_boundary"),
+        **spent,
     }
+
+
+def _note_server(path: Path, model: Model) -> dict[str, int]:
+    """Add what a server gave this time to what it gave before; calls and tokens of all times.
+
+    Only models behind a server describe themselves.
+    """
+    describe = getattr(model, "describe", None)
+    if describe is None:
+        return {}
+    before = read_json(path, "Make it again: --redo sample.") if path.exists() else {}
+    sessions = [*before.get("sessions", ()), describe()]
+    save_json(path, {"sessions": sessions})
+    return {what: sum(int(s[what]) for s in sessions) for what in ("calls", "tokens")}
 
 
 def sample_parts(

@@ -119,7 +119,11 @@ def read_table(
         fit=fit if len(fit) else None,
         references=[q.references for q in queries],
         semantics=[meant[i] for i in ids] if meant else None,
-        states={MIDDLE: [g.layers[MIDDLE] for g in generations]} if further else {},
+        states={
+            name: [g.layers[name] for g in generations]
+            for name in further
+            if all(name in g.layers for g in generations)
+        },
         sample_wrong=[
             _sample_wrong(q, said, config.score.criterion)
             for q, said in zip(queries, samples, strict=True)

@@ -85,7 +85,7 @@ def read_generations(
             record = {name: values[k] for name, values in rows.items()}
             kept = record.pop("layers")
             gone = [name for name in asked if name not in kept]
-            if gone and record["error"] is None and record["gram_dim"] is None:
+            if gone and kept and record["error"] is None and record["gram_dim"] is None:
                 raise InputError(f"layer {gone[0]!r} was not kept; the run has {', '.join(kept)}.")
             states = {name: arrays[f"{k}.{name}"] for name in asked if f"{k}.{name}" in arrays}
             judged = {
