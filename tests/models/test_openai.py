@@ -506,7 +506,7 @@ def test_a_budget_of_calls_is_kept_and_whole_queries_are_paid(server):
     found = list(model.sample([text_query(i) for i in range(4)], 3, constant(3), seed=0))
     assert [g.error is None for g in found] == [True, True, False, False]
     assert "the budget max_calls = 8 is used up" in found[2].error
-    assert "Run again with a larger one to go on" in found[2].error
+    assert "Load the model with a larger one for the rest" in found[2].error
     assert len(server.bodies) == 4
     assert model.describe()["calls"] == probed + 4
     with pytest.raises(InputError, match="max_calls = 2 is used up"):

@@ -133,7 +133,7 @@ class Meter:
             if limit is not None and more and used + kept + more > limit:
                 raise CallError(
                     f"the budget {name} = {limit} is used up: {used} used, {kept} kept for queries "
-                    f"under way, {more} wanted. Run again with a larger one to go on."
+                    f"under way, {more} wanted. Load the model with a larger one for the rest."
                 )
 
 
