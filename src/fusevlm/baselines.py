@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,6 +23,12 @@ if TYPE_CHECKING:
 
 STRINGS, SENTENCES = "strings", "sentences"
 MADE = {"meanings", "similarity"}  # of the samples, here
+PLACES = {  # of what a score may need and is no field of Samples
+    "wrong": "Pass wrong=....",
+    "middle": "It comes in a table: Queries(..., states={'middle': ...}).",
+    "answer_state": "It comes in a table: Queries(..., answer_states={layer: ...}).",
+    "sample_wrong": "It comes in a table: Queries(..., sample_wrong=...).",
+}
 
 
 def semantic_entropy(
@@ -84,11 +90,21 @@ def baseline(
     if lacking:
         queries = _with_semantics(queries, lacking, meanings, questions)
     check(queries)
-    reason = missing_reason(queries, score.needs)
-    if reason:
-        raise InputError(f"{name} cannot be computed: {reason}.")
+    for need in score.needs:
+        if missing_reason(queries, [need]):
+            raise InputError(
+                f"{name} needs {need}, which these queries (or some of them) lack. {_place(need)}"
+            )
     found = checks.vector(score.compute(queries), name, length=len(queries))
     return float(found[0]) if single else found
+
+
+def _place(need: str) -> str:
+    """Where a caller can put what a score needs."""
+    if need in {field.name for field in fields(Samples)}:
+        return "Pass it to Samples."
+    found = f"It comes in a table: Queries(..., semantics=[Semantics({need}=...), ...])."
+    return PLACES.get(need, found)
 
 
 def _with_answers(queries: Queries) -> Queries:
