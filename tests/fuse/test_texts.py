@@ -66,7 +66,7 @@ def test_texts_alone_are_fitted_scored_and_decided_on(caplog):
     assert sum("texts are all there is" in message for message in caplog.messages) == 1
     assert "fusevlm.semantic_entropy(samples, meanings='sentences')" in caplog.text
     found = fuse.score(new)
-    assert tuple(found.parts) == tuple(TEXT_EVIDENCE) == ("text_entropy", "text_disagreement")
+    assert tuple(found.parts) == tuple(TEXT_EVIDENCE) == ("text_disagreement", "text_entropy")
     by_hand = [1 - [same_form(t) for t in q.texts].count(same_form(q.answer)) / 8 for q in new]
     np.testing.assert_allclose(found.parts["text_disagreement"], by_hand)
     alone = roc_auc_score(truth, found.parts["text_entropy"])

@@ -116,11 +116,11 @@ def text_disagreement(samples: Samples) -> float:
     return float(np.mean(np.array(meanings) != own))
 
 
-# Made where a caller gives texts and nothing else. The names are none that a caller would choose:
-# a better semantic entropy, passed as extra, cannot be taken for this one.
+# Made where a caller gives texts and nothing else, strongest first. The names are none that callers
+# would choose: a better semantic entropy, passed as extra, cannot be taken for this one.
 TEXT_EVIDENCE: dict[str, Callable[[Samples], float]] = {
-    "text_entropy": text_entropy,
     "text_disagreement": text_disagreement,
+    "text_entropy": text_entropy,
 }
 
 

@@ -350,8 +350,8 @@ def _check_texts(parts: Parts) -> None:
     if not TEXT_EVIDENCE.keys() <= parts.keys():
         return
     better = (
-        "token_logprobs, embeddings, or meanings by a sentence encoder: extra={'semantic_entropy': "
-        "fusevlm.semantic_entropy(samples, meanings='sentences')}"
+        "token_logprobs, embeddings, or for long answers meanings by a sentence encoder: "
+        "extra={'semantic_entropy': fusevlm.semantic_entropy(samples, meanings='sentences')}"
     )
     if all(float(np.ptp(parts[name])) == 0.0 for name in TEXT_EVIDENCE):
         raise InputError(
