@@ -65,7 +65,8 @@ def test_a_refusal_is_what_was_said_and_parts_are_joined(caplog):
 @pytest.mark.parametrize(
     "half",
     [None, {"content": None}, {"content": []}, {"content": [{"logprob": None}]}, {},
-     {"content": [{"logprob": float("-inf")}]}, {"content": [{"token": "x"}]}],
+     {"content": [{"logprob": float("-inf")}]}, {"content": [{"token": "x"}]},
+     {"content": [{"logprob": "-0.5"}]}],
 )  # fmt: skip
 def test_half_given_log_probabilities_are_none_and_said(half, caplog):
     whole = {"content": [{"logprob": -0.5}]}

@@ -37,7 +37,7 @@ def semantic_entropy(
     meanings: str | Judge = STRINGS,
     questions: Sequence[str] | None = None,
     weighted: bool | None = None,
-) -> Any:
+) -> float | FloatArray:
     """Entropy over the meanings of the samples: a float of one :class:`Samples`, [N] of several.
 
     meanings   what says the same: "strings" (equal but for case, articles and final marks),
@@ -63,7 +63,7 @@ def baseline(
     questions: Sequence[str] | None = None,
     wrong: Any = None,
     fit: Any = None,
-) -> Any:
+) -> float | FloatArray:
     """One of :data:`fusevlm.scores.SCORES`; higher is less sure.
 
     A float of one :class:`Samples`, [N] of several or of a table. Meanings and similarities are

@@ -113,10 +113,7 @@ def _vllm_logprobs(completion: Any) -> Any:
 
 def _whole(rows: Sequence[Any], advice: str) -> list[Any] | None:
     """The rows if every one is known to its last token, else None."""
-    known = [
-        row is not None and len(row) > 0 and all(p is not None and np.isfinite(p) for p in row)
-        for row in rows
-    ]
+    known = [row is not None and len(row) > 0 and all(map(_is_number, row)) for row in rows]
     if all(known):
         return list(rows)
     logger.warning(
@@ -126,6 +123,10 @@ def _whole(rows: Sequence[Any], advice: str) -> list[Any] | None:
         advice,
     )
     return None
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float | np.number) and bool(np.isfinite(value))
 
 
 def _array(tensor: Any) -> Any:

@@ -75,6 +75,10 @@ def test_texts_alone_are_fitted_scored_and_decided_on(caplog):
     decided = fuse.decide(new, risk=0.3)
     assert 0.0 < decided.coverage < 1.0
     assert truth[decided.answer].mean() < truth.mean()
+    assert not fuse.check_drift(new, level=0.01).drifted
+    assert fuse.check_drift(
+        [Samples(["red", "two", "dog"], answer="red")] * 100, level=0.01
+    ).drifted
 
 
 def test_a_fit_of_texts_scores_queries_that_know_more(tmp_path):
