@@ -25,9 +25,9 @@ import numpy.typing as npt
 
 from fusevlm import Fuse, Samples, metrics, store
 from fusevlm.errors import ArtefactError
+from fusevlm.meanings import by_string
 from fusevlm.scores import SCORES, compute_scores
 from fusevlm.semantics.sentences import similarity
-from fusevlm.semantics.strings import by_string
 from fusevlm.types import Queries, Semantics
 
 Floats = npt.NDArray[np.float64]

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fusevlm.data.answers import same_form
+from fusevlm.meanings import same_form
 from fusevlm.pipeline.score import read_table, timed_scores
 from fusevlm.render.text import layout
 from fusevlm.scores import NEEDS, SCORES

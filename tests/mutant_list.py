@@ -261,6 +261,16 @@ MUTANTS = [
     Mutant("log-probability for probability", "fuse/evidence.py:confidence",
            "means if kind == 'logprob' else np.exp(means)", "means",
            "fuse/test_fuse.py::test_paper_evidence_is_the_literal_formula"),
+    Mutant("entropy of texts, not of meanings", "fuse/evidence.py:text_entropy",
+           "np.bincount(by_string(samples.texts))",
+           "np.unique(samples.texts, return_counts=True)[1]",
+           "fuse/test_texts.py::test_entropy_is_scipys_over_groups_made_one_by_one"),
+    Mutant("agreement for disagreement", "fuse/evidence.py:text_disagreement",
+           "np.array(meanings) != own", "np.array(meanings) == own",
+           "fuse/test_texts.py::"
+           "test_disagreement_counts_the_samples_that_say_something_else"),
+    Mutant("a fit of texts forgets them", "fuse/model.py:_parts", "name in asked", "False",
+           "fuse/test_texts.py::test_a_fit_of_texts_scores_queries_that_know_more"),
     # ----------------------------------------------------------------------------------- models
     Mutant("a server's words not cleared of the key", "models/calls.py:cleared",
            "text.replace(value, '[key]') if value else text", "text",
@@ -690,6 +700,25 @@ MUTANTS = [
            "np.where(np.isnan(unmoved), unsteady, 0.5 * (unsteady + unmoved))",
            "0.5 * (unsteady + np.nan_to_num(unmoved))",
            "scores/test_learnt_scores.py::test_festa_is_the_mean_of_both_failures"),
+    # --------------------------------------------------------------------------------- meanings
+    Mutant("the rarest meaning is the answer", "meanings.py:best_sample", "counts == counts.max()",
+           "counts == counts.min()",
+           "test_meanings.py::test_is_the_likeliest_of_the_most_frequent"),
+    Mutant("short samples are the likeliest", "meanings.py:best_sample", "np.mean(row)",
+           "np.sum(row)",
+           "test_meanings.py::test_likelihood_is_per_token_and_the_order_does_not_matter"),
+    # -------------------------------------------------------------------------------- responses
+    Mutant("EOS without its log-probability", "responses.py:_length", "int(ended[0]) + 1",
+           "max(int(ended[0]), 1)",
+           "test_responses.py::"
+           "test_transformers_log_probabilities_are_those_of_a_teacher_forced_pass"),
+    Mutant("the likeliest token for the drawn one", "responses.py:_vllm_logprobs",
+           "(step or {}).get(token)",
+           "max((step or {0: None}).values(), key=lambda p: getattr(p, 'logprob', 0.0))",
+           "test_responses.py::test_a_request_output_of_vllm"),
+    # -------------------------------------------------------------------------------- baselines
+    Mutant("one query balances itself", "baselines.py:baseline", "len(queries) < 2", "not queries",
+           "test_baselines.py::test_umpire_of_samples_learns_its_balance_from_all_or_from_some"),
     # ------------------------------------------------------------------------------------ types
     Mutant("last samples for first", "types.py:Samples.first", "value[:n]", "value[-n:]",
            "pipeline/test_curves.py::test_the_first_samples_cut_everything_per_sample"),

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from fusevlm import metrics
     from fusevlm.assistant import load
+    from fusevlm.baselines import baseline, semantic_entropy
     from fusevlm.errors import FuseError
     from fusevlm.fuse import simulate, thresholds
     from fusevlm.fuse.estimator import Fuse
@@ -32,10 +33,12 @@ __all__ = [
     "Samples",
     "Scores",
     "__version__",
+    "baseline",
     "labels_needed",
     "load",
     "metrics",
     "picture_statistics",
+    "semantic_entropy",
     "semantic_evidence",
     "sentence_vectors",
     "simulate",
@@ -50,10 +53,12 @@ _HOME = {
     "Queries": "fusevlm.types:Queries",
     "Samples": "fusevlm.types:Samples",
     "Scores": "fusevlm.fuse.results:Scores",
+    "baseline": "fusevlm.baselines:baseline",
     "labels_needed": "fusevlm.fuse.labels:labels_needed",
     "load": "fusevlm.assistant:load",
     "metrics": "fusevlm.metrics",
     "picture_statistics": "fusevlm.priors.pictures:picture_statistics",
+    "semantic_entropy": "fusevlm.baselines:semantic_entropy",
     "semantic_evidence": "fusevlm.maths.evidence:semantic_evidence",
     "sentence_vectors": "fusevlm.semantics.sentences:sentence_vectors",
     "simulate": "fusevlm.fuse.simulate",

@@ -18,9 +18,10 @@ from typing import Any
 
 import numpy as np
 
-from fusevlm import checks
+from fusevlm import checks, responses
 from fusevlm.checks import BoolArray, FloatArray, IntArray
 from fusevlm.errors import InputError
+from fusevlm.meanings import best_sample, strings
 
 
 class Displayed:
@@ -57,9 +58,14 @@ class Samples:
     gram_dim         the dimension d in which it was whitened
     answer_margins   log p(best) − log p(second best token) at temperature 1 of each step of the
                      judged answer, EOS included; or None
+    answer_is_sample whether the answer was chosen among the samples for want of another: see below
 
-    Leave out what the model does not give: scoring says which evidence it had to do without.
-    Arrays are copied and read-only: to change something, make another one (dataclasses.replace).
+    Leave out what the model does not give: scoring says which evidence it had to do without. Where
+    ``token_logprobs`` come without an answer, the likeliest sample of the most frequent meaning is
+    the answer (:func:`fusevlm.meanings.best_sample`), with its own log-probabilities; labels must
+    then be of that one. :meth:`from_openai`, :meth:`from_vllm` and :meth:`from_hf` read what those
+    return. Arrays are copied and read-only: to change something, make another one
+    (dataclasses.replace).
     """
 
     texts: Sequence[str]
@@ -70,11 +76,10 @@ class Samples:
     gram: Any = None
     gram_dim: int | None = None
     answer_margins: Any = None
+    answer_is_sample: bool = False
 
     def __post_init__(self) -> None:
-        if isinstance(self.texts, str) or not all(isinstance(t, str) for t in self.texts):
-            raise InputError("texts must be a list of strings, one per sample.")
-        n = len(self.texts)
+        n = len(strings(self.texts))
         if n == 0:
             raise InputError("texts is empty; expected at least one sample.")
         _set(self, texts=tuple(self.texts))
@@ -103,10 +108,58 @@ class Samples:
                     f"expected ({n}, {n}) and the dimension it was whitened in."
                 )
             _set(self, gram=_frozen(G))
+        unknown = self.answer is None and self.answer_logprobs is None
+        if unknown and self.answer_margins is None and self.token_logprobs is not None:
+            best = best_sample(self.texts, self.token_logprobs)
+            _set(self, answer=self.texts[best], answer_is_sample=True)
+            _set(self, answer_logprobs=self.token_logprobs[best])
         if self.answer_logprobs is not None:
             _set(self, answer_logprobs=_logprobs(self.answer_logprobs, "answer_logprobs"))
         if self.answer_margins is not None:
             _set(self, answer_margins=_margins(self.answer_margins, self.answer_logprobs))
+
+    @classmethod
+    def from_openai(cls, response: Any, **known: Any) -> Samples:
+        """Of a chat completion (or a plain one) with ``n`` choices: an object, or its JSON.
+
+        Ask with ``logprobs=True``; servers leave EOS out of them. Of servers that ignore ``n``, a
+        list of responses to the one query. ``known`` are further fields, such as ``answer``.
+        """
+        texts, logprobs = responses.of_openai(response)
+        return cls(texts, logprobs, **known)
+
+    @classmethod
+    def from_vllm(cls, output: Any, **known: Any) -> Samples:
+        """Of one RequestOutput of ``llm.generate`` with ``SamplingParams(n=…, logprobs=0)``.
+
+        ``known`` are further fields, such as ``answer``.
+        """
+        texts, logprobs = responses.of_vllm(output)
+        return cls(texts, logprobs, **known)
+
+    @classmethod
+    def from_hf(
+        cls,
+        output: Any,
+        tokenizer: Any,
+        *,
+        prompt_length: int | None = None,
+        eos: int | Sequence[int] | None = None,
+        rows: slice = slice(None),
+        **known: Any,
+    ) -> Samples:
+        """Of ``model.generate(…, num_return_sequences=n, return_dict_in_generate=True)``.
+
+        With ``output_logits=True`` there are log-probabilities too; the ``scores`` are those after
+        temperature and cuts, and are not read. ``tokenizer`` may be a processor that has one.
+
+        prompt_length  tokens before the answer (default: those that have no logits)
+        eos            what ends an answer (default: the tokenizer's)
+        rows           those of this query, where several were generated together
+        known          further fields, such as ``answer``
+        """
+        texts, logprobs = responses.of_hf(output, tokenizer, prompt_length, eos, rows)
+        return cls(texts, logprobs, **known)
 
     def __len__(self) -> int:
         return len(self.texts)

@@ -7,9 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fusevlm.data.answers import CONTRACTIONS, same_form, vqa_form
+from fusevlm.data.answers import CONTRACTIONS, vqa_form
 from fusevlm.data.correctness import CRITERIA, grade, is_wrong
 from fusevlm.errors import InputError
+from fusevlm.meanings import same_form
 
 
 def ten(*answers):

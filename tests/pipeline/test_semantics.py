@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 
 from fusevlm.config import change_config
+from fusevlm.meanings import by_string
 from fusevlm.pipeline import semantics
 from fusevlm.pipeline.run import Work, run_stages
 from fusevlm.pipeline.score import ABSENT, read_table
 from fusevlm.pipeline.semantics import read_semantics
 from fusevlm.scores import NEEDS, compute_scores
-from fusevlm.semantics.strings import by_string
 from fusevlm.store import runs
 from fusevlm.store.parts import Parts
 from fusevlm.store.runs import Manifest

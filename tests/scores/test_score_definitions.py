@@ -11,7 +11,7 @@ from scipy.special import entr, logsumexp
 from scipy.stats import entropy
 from tests.scores.score_worlds import known, run, table, with_answer
 
-from fusevlm.data.answers import same_form
+from fusevlm.meanings import same_form
 from fusevlm.scores import SCORES
 from fusevlm.scores.agreement import answers, complement_column, rephrasing_column
 from fusevlm.scores.interface import missing_reason

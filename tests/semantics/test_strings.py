@@ -8,13 +8,13 @@ from scipy.sparse.csgraph import connected_components
 from tests.semantics.judges import Digest
 
 from fusevlm.errors import InputError
+from fusevlm.meanings import by_string
 from fusevlm.semantics.strings import (
     CONTRADICTION,
     ENTAILMENT,
     NEUTRAL,
     by_entailment,
     by_similarity,
-    by_string,
 )
 
 TEXTS = ["red", "blue", "a red one", "red", "dark blue", "green", "blue", "red", "teal", "navy"]

@@ -1,7 +1,7 @@
 """One normal form of an answer per rule that compares answers.
 
-``plain`` is exact match's, ``vqa_form`` the official VQA scorer's, ``words`` ROUGE-L's;
-``same_form`` decides whether two samples say the same.
+``plain`` is exact match's, ``vqa_form`` the official VQA scorer's, ``words`` ROUGE-L's. Whether two
+samples say the same is decided by :func:`fusevlm.meanings.same_form`.
 """
 
 from __future__ import annotations
@@ -9,26 +9,10 @@ from __future__ import annotations
 import re
 import unicodedata
 
-ARTICLES = {"a", "an", "the"}
-_QUOTES = "\"'`"
-_ENDS = ".,;:!?" + _QUOTES
+from fusevlm.meanings import ARTICLES
+
 _DECIMAL_POINT = re.compile(r"(?<=\d)\.(?=\d)")
 _WORD = re.compile(r"[a-z0-9]+")
-
-
-def same_form(text: str) -> str:
-    """Lower case, single spaces; without articles, quotes around it and marks that end it.
-
-    Signs inside stay: "-5." is "-5", and neither "5" nor ".5"; 1.5 is not 15. An article that is
-    all there is stays too: "A" may be an option. Applied twice it changes nothing more.
-    """
-    form = " ".join(text.lower().split())
-    while True:
-        bare = form.lstrip(_QUOTES).rstrip(_ENDS).strip()
-        kept = " ".join(word for word in bare.split() if word not in ARTICLES) or bare
-        if kept == form:
-            return form
-        form = kept
 
 
 def plain(text: str) -> str:

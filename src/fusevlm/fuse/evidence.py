@@ -24,6 +24,7 @@ from fusevlm.maths.evidence import (
 )
 from fusevlm.maths.noise import jackknife_tau2, split_half_tau2
 from fusevlm.maths.wishart import scatter_moments
+from fusevlm.meanings import best_sample, by_string
 from fusevlm.types import Queries, Samples
 
 logger = logging.getLogger(__name__)
@@ -95,6 +96,32 @@ def log_surprisal(samples: Samples) -> float:
     posterior is linear in two shapes, so that the labels choose between them.
     """
     return float(np.log(FLOOR - np.sum(samples.answer_logprobs)))
+
+
+def text_entropy(samples: Samples) -> float:
+    """−Σ_c (n_c/n) ln(n_c/n) over meanings by string: semantic entropy from texts alone."""
+    counts = np.bincount(by_string(samples.texts))
+    share = counts / counts.sum()
+    return float(-(share @ np.log(share)))
+
+
+def text_disagreement(samples: Samples) -> float:
+    """The share of samples that say something else than the answer, by string.
+
+    Without an answer it is the most frequent meaning that is judged.
+    """
+    texts = samples.texts
+    said = texts[best_sample(texts)] if samples.answer is None else samples.answer
+    *meanings, own = by_string([*texts, said])
+    return float(np.mean(np.array(meanings) != own))
+
+
+# Made where a caller gives texts and nothing else, strongest first. The names are none that callers
+# would choose: a better semantic entropy, passed as extra, cannot be taken for this one.
+TEXT_EVIDENCE: dict[str, Callable[[Samples], float]] = {
+    "text_disagreement": text_disagreement,
+    "text_entropy": text_entropy,
+}
 
 
 def response_rows(samples: Samples, options: Options) -> FloatArray:

@@ -18,6 +18,7 @@ from fusevlm.fuse import competence, probability
 from fusevlm.fuse.competence import Projection
 from fusevlm.fuse.evidence import (
     BALANCES,
+    TEXT_EVIDENCE,
     EvidenceTable,
     Responses,
     balanced_alpha,
@@ -47,7 +48,7 @@ logger = logging.getLogger(__name__)
 
 LEAST_PRIOR_WEIGHT = 0.01
 WATCHED = 4  # components of each kind of input, in which drift is looked for
-OWN_NAMES = ("surprisal", "log_surprisal", "logdet", "s", competence.NAME)
+OWN_NAMES = ("surprisal", "log_surprisal", "logdet", *TEXT_EVIDENCE, "s", competence.NAME)
 Parts = Mapping[str, FloatArray]  # evidence by name
 Likelihood = ScalarModel | VectorModel
 
@@ -136,6 +137,8 @@ def fit_model(queries: Queries, options: Options) -> Model:
         table = evidence_table(responses, alpha, options)
     parts = _parts(queries, table, options)
     _tell_of_missing(parts, options)
+    _check_texts(parts)
+    _tell_of_sampled_answers(queries)
     unasked = [name for name, values in parts.items() if _rarely_asked(name, values, wrong)]
     parts = {name: values for name, values in parts.items() if name not in unasked}
     found = _fit_likelihood(parts, table, known, wrong, options)
@@ -288,9 +291,15 @@ def _matching(model: Model, queries: Queries) -> Known:
 
 
 def _parts(
-    queries: Queries, table: EvidenceTable | None, options: Options
+    queries: Queries,
+    table: EvidenceTable | None,
+    options: Options,
+    asked: Sequence[str] = (),
 ) -> dict[str, FloatArray]:
-    """All evidence there is, by name, strongest first: surprisal, logdet, then the caller's."""
+    """All evidence there is, by name, strongest first: surprisal, logdet, then the caller's.
+
+    Where there is none, or the fit ``asked`` for it, that of the texts.
+    """
     if options.fusion == "scalar":
         if table is None:
             raise InputError("the scalar fusion needs embeddings; pass them to Samples.")
@@ -303,11 +312,9 @@ def _parts(
     if table is not None:
         parts["logdet"] = table.u_hat
     parts |= queries.evidence
-    if not parts:
-        raise InputError(
-            "these samples carry no evidence: pass embeddings, answer_logprobs or extra={name: "
-            "values} (semantic entropy is a good one for black-box models)."
-        )
+    for name, of_texts in TEXT_EVIDENCE.items():
+        if name in asked or parts.keys() <= TEXT_EVIDENCE.keys():
+            parts[name] = np.array([of_texts(q) for q in queries.samples])
     return parts
 
 
@@ -336,6 +343,38 @@ def _tell_of_missing(parts: Parts, options: Options) -> None:
     for name, source in (("surprisal", "answer_logprobs"), ("logdet", "embeddings")):
         if options.fusion == "vector" and name not in parts:
             logger.warning("no %s: going without the evidence %r.", source, name)
+
+
+def _check_texts(parts: Parts) -> None:
+    """Where texts are all there is: say so, and what would be better; refuse them if all alike."""
+    if not TEXT_EVIDENCE.keys() <= parts.keys():
+        return
+    better = (
+        "token_logprobs, embeddings, or for long answers meanings by a sentence encoder: "
+        "extra={'semantic_entropy': fusevlm.semantic_entropy(samples, meanings='sentences')}"
+    )
+    if all(float(np.ptp(parts[name])) == 0.0 for name in TEXT_EVIDENCE):
+        raise InputError(
+            f"these samples carry no evidence: string by string, the texts of every query agree "
+            f"equally often. Pass {better}."
+        )
+    logger.warning(
+        "texts are all there is: the evidence is how often they agree, string by string (%s). "
+        "Better are %s.",
+        ", ".join(TEXT_EVIDENCE),
+        better,
+    )
+
+
+def _tell_of_sampled_answers(queries: Queries) -> None:
+    count = sum(q.answer_is_sample for q in queries.samples)
+    if count:
+        logger.warning(
+            "%d of %d queries have no answer of their own: judged is the likeliest sample of the "
+            "most frequent meaning (Samples.answer); labels must be of that one.",
+            count,
+            len(queries),
+        )
 
 
 def _fit_likelihood(
@@ -429,7 +468,8 @@ def _scores(
 ) -> Scores:
     size = len(queries)
     novelty, side = _novelty(model, queries)
-    x = _fuse(model.likelihood, _parts(queries, table, options), table, known, options)
+    parts = _parts(queries, table, options, model.asked)
+    x = _fuse(model.likelihood, parts, table, known, options)
     return Scores(
         m0=x.m0, sigma0=x.sigma0, evidence=x.evidence, intercept=x.intercept, slope=x.slope,
         tau2=x.tau2, m_post=x.posterior.m, sigma_post=x.posterior.sigma, u=x.u,

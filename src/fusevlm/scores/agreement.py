@@ -2,7 +2,7 @@
 
 Further evidence for FUSE as well: columns [N] that are NaN where a query was not asked.
 
-Two texts are the same answer if :func:`~fusevlm.data.answers.same_form` says so. Ties are broken by
+Two texts are the same answer if :func:`~fusevlm.meanings.same_form` says so. Ties are broken by
 the alphabet: the order of samples never matters.
 """
 
@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from fusevlm.checks import FloatArray, IntArray
-from fusevlm.data.answers import same_form
 from fusevlm.errors import InputError
+from fusevlm.meanings import same_form
 from fusevlm.scores.interface import given
 from fusevlm.types import Queries, Samples, Semantics
 

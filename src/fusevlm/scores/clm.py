@@ -15,9 +15,9 @@ import numpy as np
 
 from fusevlm import checks
 from fusevlm.checks import BoolArray, FloatArray, IntArray
-from fusevlm.data.answers import same_form
 from fusevlm.errors import InputError
 from fusevlm.maths.bounds import binomial_p_value
+from fusevlm.meanings import same_form
 from fusevlm.scores.interface import given
 from fusevlm.scores.likelihood import sequences, starts
 from fusevlm.scores.spectral import symmetric

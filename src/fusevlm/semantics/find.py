@@ -18,7 +18,8 @@ from fusevlm.checks import BoolArray, FloatArray, IntArray
 from fusevlm.config import SemanticsConfig
 from fusevlm.embedded import EMBEDDED
 from fusevlm.errors import InputError
-from fusevlm.semantics.strings import by_similarity, by_string
+from fusevlm.meanings import by_string
+from fusevlm.semantics.strings import by_similarity
 from fusevlm.store.cache import PairCache
 from fusevlm.types import Query, Samples, Semantics
 

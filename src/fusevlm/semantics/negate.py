@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fusevlm.data.answers import same_form, words
+from fusevlm.data.answers import words
+from fusevlm.meanings import same_form
 from fusevlm.models.protocol import Decoding
 from fusevlm.types import Query
 

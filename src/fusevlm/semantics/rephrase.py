@@ -15,8 +15,8 @@ import numpy as np
 
 from fusevlm import checks
 from fusevlm.checks import BoolArray
-from fusevlm.data.answers import same_form
 from fusevlm.errors import InputError
+from fusevlm.meanings import same_form
 from fusevlm.models.protocol import Decoding, Model
 from fusevlm.models.registry import HUGGINGFACE, load_model, need_models, split_source
 from fusevlm.types import Query

@@ -1,13 +1,13 @@
-"""Which samples say the same: meanings from strings, entailment or similarity.
+"""Which samples say the same: meanings from entailment or similarity.
 
-Each function returns meanings [n]: samples with the same number say the same. Greedy grouping
-depends on the order in which it meets the samples, so they are put into one order first: the most
-frequent text first, ties by the text itself. Shuffled samples then give shuffled numbers, no more.
+Each function returns meanings [n]: samples with the same number say the same. Those from strings
+alone are :func:`fusevlm.meanings.by_string`. Greedy grouping depends on the order in which it meets
+the samples, so they are put into one order first: the most frequent text first, ties by the text
+itself. Shuffled samples then give shuffled numbers, no more.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
@@ -15,20 +15,13 @@ import numpy as np
 
 from fusevlm import checks
 from fusevlm.checks import IntArray
-from fusevlm.data.answers import same_form
 from fusevlm.errors import InputError
+from fusevlm.meanings import canonical
 from fusevlm.store.cache import Pair
 
 CONTRADICTION, NEUTRAL, ENTAILMENT = range(3)  # the relations, and the order of their probabilities
 
 _ASYMMETRY = 1e-6
-
-
-def by_string(texts: Sequence[str]) -> IntArray:
-    """Texts with the same form (:func:`fusevlm.data.answers.same_form`) are one meaning."""
-    forms = [same_form(text) for text in _strings(texts)]
-    number = {form: i for i, form in enumerate(canonical(forms))}
-    return np.array([number[form] for form in forms], dtype=np.int64)
 
 
 def by_entailment(
@@ -97,15 +90,3 @@ def by_similarity(similarity: Any, threshold: float) -> IntArray:
             meanings[edge] = number
             edge = linked[edge].any(axis=0) & (meanings < 0)
     return meanings
-
-
-def canonical(texts: Sequence[str]) -> list[str]:
-    """The distinct texts, most frequent first, ties in the order of the texts themselves."""
-    counts = Counter(_strings(texts))
-    return sorted(counts, key=lambda text: (-counts[text], text))
-
-
-def _strings(texts: Sequence[str]) -> Sequence[str]:
-    if isinstance(texts, str) or not all(isinstance(text, str) for text in texts):
-        raise InputError("texts must be a list of strings, one per sample.")
-    return texts

@@ -27,10 +27,10 @@ from fusevlm.config import (
     as_tree,
     make_config,
 )
-from fusevlm.data.answers import same_form
 from fusevlm.data.training import QUESTIONS, TABLE, parse_source
 from fusevlm.embedded import EMBEDDED
 from fusevlm.errors import InputError
+from fusevlm.meanings import same_form
 from fusevlm.models.registry import HUGGINGFACE, need_models, split_source
 from fusevlm.models.temperatures import parse
 from fusevlm.pipeline.bench import Bench
