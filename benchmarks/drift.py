@@ -23,7 +23,8 @@ from typing import Any
 import numpy as np
 
 from fusevlm import Fuse, Queries
-from fusevlm.fuse.drift import Monitor, Reference, check, ranks, standardised
+from fusevlm.fuse.drift import Reference, check, ranks, standardised
+from fusevlm.fuse.monitor import Monitor
 from fusevlm.fuse.watch import first_of_units
 from fusevlm.pipeline.score import read_scored
 from fusevlm.render.text import layout

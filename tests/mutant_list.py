@@ -245,7 +245,7 @@ MUTANTS = [
            "fuse/test_drift.py::test_p_is_exact_over_all_labellings"),
     Mutant("draws with replacement", "fuse/drift.py:standardised", "N * (N - 1)", "N * N",
            "fuse/test_drift.py::test_sums_are_standardised_by_their_deviation_over_all_permutations"),
-    Mutant("a value not among its equals", "fuse/drift.py:conformal_p", "high - low + 1",
+    Mutant("a value not among its equals", "fuse/monitor.py:conformal_p", "high - low + 1",
            "high - low",
            "fuse/test_drift.py::test_smoothed_p_values_are_uniform_and_independent_over_all_orders"),
     Mutant("the tilt's level at 0", "fuse/recalibration.py:update_map",

@@ -9,7 +9,9 @@ from scipy import integrate, special, stats
 from fusevlm import store
 from fusevlm.errors import InputError
 from fusevlm.fuse import drift
-from fusevlm.fuse.drift import Monitor, Reference, check
+from fusevlm.fuse import monitor as betting
+from fusevlm.fuse.drift import Reference, check
+from fusevlm.fuse.monitor import Monitor
 
 PAIRS = (("s", "logdet"), ("s", "surprisal"))
 
@@ -276,8 +278,8 @@ def test_smoothed_p_values_are_uniform_and_independent_over_all_orders():
         for order in permutations(values):
             for a, b in product(chances, chances):
                 bag = sorted(order[:2])
-                p = drift.conformal_p(bag, order[2], a)
-                q = drift.conformal_p(bag, order[3], b)
+                p = betting.conformal_p(bag, order[2], a)
+                q = betting.conformal_p(bag, order[3], b)
                 cells[int(p * 3), int(q * 4)] += 1
                 assert bag == sorted(order)
         np.testing.assert_allclose(cells, cells.mean())
@@ -290,38 +292,38 @@ def test_p_values_of_one_column_are_not_uniform_given_anothers_past():
         second, third = [], []
         for column in zip(*rows, strict=True):
             bag = [column[0]]
-            second.append(drift.conformal_p(bag, column[1], 0.5))
-            third.append(drift.conformal_p(bag, column[2], 0.5))
+            second.append(betting.conformal_p(bag, column[1], 0.5))
+            third.append(betting.conformal_p(bag, column[2], 0.5))
         if second[0] != second[1]:
             last += third
     assert last == pytest.approx([5 / 6] * 4)  # always the lowest
 
 
 def test_a_high_value_has_a_low_p():
-    assert drift.conformal_p([1.0, 2.0, 3.0], 9.0, 0.5) == pytest.approx(0.125)
-    assert drift.conformal_p([1.0, 2.0, 3.0], 0.0, 0.5) == pytest.approx(0.875)
+    assert betting.conformal_p([1.0, 2.0, 3.0], 9.0, 0.5) == pytest.approx(0.125)
+    assert betting.conformal_p([1.0, 2.0, 3.0], 0.0, 0.5) == pytest.approx(0.875)
     bag = [1.0]
-    assert np.isnan(drift.conformal_p(bag, float("nan"), 0.5))
+    assert np.isnan(betting.conformal_p(bag, float("nan"), 0.5))
     assert bag == [1.0]
 
 
 def test_no_bet_has_an_expected_gain():
     for k in range(8):
         gain, _ = integrate.quad(
-            lambda p, k=k: float(np.exp(drift.log_bets(np.array([p]))[0, k])), 0, 1,
+            lambda p, k=k: float(np.exp(betting.log_bets(np.array([p]))[0, k])), 0, 1,
             points=[0.5], limit=500,
         )  # fmt: skip
         assert gain == pytest.approx(1, abs=2e-3)
         assert gain <= 1 + 1e-6
-    assert (drift.log_bets(np.array([np.nan])) == 0).all()
-    assert np.isfinite(drift.log_bets(np.array([0.0, 0.5, 1.0]))).all()
+    assert (betting.log_bets(np.array([np.nan])) == 0).all()
+    assert np.isfinite(betting.log_bets(np.array([0.0, 0.5, 1.0]))).all()
 
 
 @pytest.mark.parametrize(("p", "direction"), [(0.01, 0), (0.99, 1), (0.5, 3)])
 def test_bets_win_where_their_name_says(p, direction):
-    bets = drift.log_bets(np.array([p]))[0].reshape(4, 2).sum(axis=1)
+    bets = betting.log_bets(np.array([p]))[0].reshape(4, 2).sum(axis=1)
     assert int(np.argmax(bets)) == direction
-    both = drift.log_bets(np.array([0.01, 0.99])).sum(axis=0).reshape(4, 2).sum(axis=1)
+    both = betting.log_bets(np.array([0.01, 0.99])).sum(axis=0).reshape(4, 2).sum(axis=1)
     assert int(np.argmax(both)) == 2  # both ends: wider
 
 
@@ -332,25 +334,25 @@ def test_capital_is_a_mixture_over_bets_and_over_when_they_begin():
     """
     rng = np.random.default_rng(13)
     gains = rng.normal(size=(6, 2, 8))
-    start = np.full((2, 8), drift._log_laid(0))
-    found = np.exp(drift.capitals(start, gains, 0))
+    start = np.full((2, 8), betting._log_laid(0))
+    found = np.exp(betting.capitals(start, gains, 0))
     for t in range(1, 7):
         by_hand = sum(
-            np.exp(drift._log_laid(r)) * np.exp(gains[max(r - 1, 0) : t].sum(axis=0))
+            np.exp(betting._log_laid(r)) * np.exp(gains[max(r - 1, 0) : t].sum(axis=0))
             for r in range(t + 1)
         )
         np.testing.assert_allclose(found[t - 1], by_hand)
-    still = np.exp(drift.capitals(start, np.zeros((6, 2, 8)), 0)).sum(axis=2)
-    np.testing.assert_allclose(still + np.array([[drift.kept(t)] for t in range(1, 7)]), 1)
-    assert drift.kept(0) == 0.5
-    assert 0.1 < drift.kept(10_000) < drift.kept(100)
+    still = np.exp(betting.capitals(start, np.zeros((6, 2, 8)), 0)).sum(axis=2)
+    np.testing.assert_allclose(still + np.array([[betting.kept(t)] for t in range(1, 7)]), 1)
+    assert betting.kept(0) == 0.5
+    assert 0.1 < betting.kept(10_000) < betting.kept(100)
 
 
 def cell_mean(low, high, k):
     """The mean of bet k over p in a cell, by quadrature."""
     inside = [0.5] if low < 0.5 < high else None
     area, _ = integrate.quad(
-        lambda p: float(np.exp(drift.log_bets(np.array([p]))[0, k])), low, high, points=inside
+        lambda p: float(np.exp(betting.log_bets(np.array([p]))[0, k])), low, high, points=inside
     )
     return area / (high - low)
 
@@ -363,8 +365,8 @@ def test_the_mean_capital_is_one_over_all_orders():
     total = []
     for one, other in product(first, second):
         gains = np.log([one, other])[:, None]
-        laid = np.exp(drift.capitals(np.full((1, 8), drift._log_laid(0)), gains, 0))[-1]
-        total.append(laid.sum() + drift.kept(2))
+        laid = np.exp(betting.capitals(np.full((1, 8), betting._log_laid(0)), gains, 0))[-1]
+        total.append(laid.sum() + betting.kept(2))
     assert np.ptp(total) > 0.1  # something is won and lost
     assert np.mean(total) == pytest.approx(1, abs=2e-3)
 
@@ -434,7 +436,7 @@ def test_gaps_that_never_were_are_noticed():
     new = usual(rng, 100)
     state = monitor.update({**new, "logdet": np.full(100, np.nan)})
     assert state.alarm
-    assert state.worst == drift.KNOWN
+    assert state.worst == betting.KNOWN
 
 
 def test_capitals_beyond_any_float_are_safe():

@@ -13,6 +13,7 @@ from fusevlm.errors import InputError
 from fusevlm.fuse import labels
 from fusevlm.fuse.estimator import divide
 from fusevlm.fuse.labels import Binormal, labels_needed, why_nothing
+from fusevlm.fuse.thresholds import least_answers
 
 EASY = {"risk": 0.2, "coverage": 0.7, "error_rate": 0.25, "auroc": 0.85, "repetitions": 200}
 
@@ -79,7 +80,7 @@ def test_the_largest_coverage_at_its_ends():
 def test_fewest_answers_by_trying_them_all(risk, delta):
     m = next(m for m in range(1, 1000) if thresholds.learn_then_test(
         np.zeros(m), np.zeros(m), risk=risk, delta=delta, grid=[0.0]).feasible)  # fmt: skip
-    assert labels.fewest_answers(risk, delta) == m
+    assert least_answers(risk, delta) == m
 
 
 @pytest.mark.parametrize("share", [0.3, 0.5, 0.8])
@@ -127,7 +128,7 @@ def test_a_single_test_holds_from_its_number_on():
     tried = [single_power(n, *setting) for n in range(found - 1, found + 30)]
     assert tried[0] < power <= min(tried[1:])
     assert labels.single_test(*setting, power, found - 1) is None
-    assert labels.single_test(*setting, 1e-9, 160) == labels.fewest_answers(0.2, 0.1)
+    assert labels.single_test(*setting, 1e-9, 160) == least_answers(0.2, 0.1)
 
 
 @pytest.mark.parametrize(

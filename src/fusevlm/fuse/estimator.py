@@ -14,9 +14,10 @@ from fusevlm import store
 from fusevlm.checks import FloatArray, IntArray
 from fusevlm.errors import InputError, NotFittedError
 from fusevlm.fuse import arguments, competence, kept, novelty, probability, scalar, vector
-from fusevlm.fuse.drift import Drift, Monitor, Reference
+from fusevlm.fuse.drift import Drift, Reference
 from fusevlm.fuse.kept import Kept
 from fusevlm.fuse.model import Model, fit_model, hashes, p_wrong, score_model
+from fusevlm.fuse.monitor import Monitor
 from fusevlm.fuse.presets import PRESETS, Options, resolve
 from fusevlm.fuse.prior import Prior, Statistics
 from fusevlm.fuse.recalibration import Recalibration, Tilt, standing, update_map
@@ -358,7 +359,7 @@ class Fuse(Displayed):
         """A monitor of a stream of queries, which may be looked at after each of them.
 
         At most a share ``level`` of all streams without drift ever gives an alarm
-        (:class:`fusevlm.fuse.drift.Monitor`).
+        (:class:`fusevlm.fuse.monitor.Monitor`).
         """
         _ = self.model
         assert self._reference is not None

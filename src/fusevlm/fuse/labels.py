@@ -28,6 +28,7 @@ import numpy as np
 from fusevlm import checks
 from fusevlm.checks import BoolArray, FloatArray, IntArray
 from fusevlm.errors import InputError
+from fusevlm.fuse.thresholds import least_answers
 from fusevlm.maths import bounds
 from fusevlm.metrics import auroc as auroc_of
 from fusevlm.types import Displayed
@@ -204,7 +205,7 @@ def labels_needed(
     repetitions = checks.count(repetitions, "repetitions", least=BATCH)
     world = Binormal(rate, _ranking(auroc))
     there, largest = world.error_at(coverage), world.largest_coverage(risk)
-    least = in_all(fewest_answers(risk, delta), share)
+    least = in_all(least_answers(risk, delta), share)
     alone = None
     if there < risk:
         alone = single_test(coverage, there, risk, delta, power, round(share * MAX_LABELS))
@@ -235,11 +236,6 @@ def labels_needed(
         None if needed is None else trials.share_of(needed, coverage),
         repetitions,
     )
-
-
-def fewest_answers(risk: float, delta: float) -> int:
-    """Fewest answers, all of them right, that certify ``risk``: (1 − risk)^m ≤ delta."""
-    return int(np.ceil(np.log(delta) / np.log1p(-risk)))
 
 
 def in_all(size: int, share: float) -> int:
@@ -360,7 +356,7 @@ class _Trials:
         """The coverage at which each set's sequence begins, by the errors of its tuning labels."""
         from scipy.special import bdtr
 
-        least = min(1.5 * fewest_answers(self.risk, self.delta) / size, 1.0)
+        least = min(1.5 * least_answers(self.risk, self.delta) / size, 1.0)
         coverage = np.linspace(least, 1.0, 41)
         known = np.maximum(1, np.round(coverage * (errors.shape[1] - 1)).astype(int))
         answered = np.maximum(1, np.round(coverage * size).astype(int))
@@ -432,7 +428,7 @@ def why_nothing(
     scores = checks.vector(u, "u", length=len(labels))
     known = scores if tuning_u is None else checks.vector(tuning_u, "tuning_u")
     errors = labels if tuning_u is None else checks.labels(tuning_wrong, length=len(known))
-    size, fewest = len(labels), fewest_answers(risk, delta)
+    size, fewest = len(labels), least_answers(risk, delta)
     rate = _error_curve(known, errors)
     enough, at = _first_size(rate, risk, delta, power)
     surest = f"the surest {COVERAGES[at]:.0%} are wrong in about {rate[at]:.1%}"

@@ -432,7 +432,7 @@ def candidate_grid(
     labels ``wrong`` of those queries promise the first test most power, or without them at 20 %; in
     any case where ``size`` is large enough for a test that could succeed.
     """
-    least = min(1.5 * _least(risk, delta) / size, 1.0)
+    least = min(1.5 * least_answers(risk, delta) / size, 1.0)
     start = max(START_COVERAGE, least)
     if wrong is not None:
         start = _powerful_start(scores, wrong, size, risk, delta, least)
@@ -465,14 +465,14 @@ def _powerful_start(
     return float(coverage[int(np.argmax(power >= power.max() - 1e-3))])
 
 
-def _least(risk: float, delta: float) -> int:
+def least_answers(risk: float, delta: float) -> int:
     """Fewest answers that can be certified: (1 − risk)^m ≤ delta with all of them right."""
     return int(np.ceil(np.log(delta) / np.log1p(-risk)))
 
 
 def _start(risk: float, delta: float) -> Callable[[int], int]:
     """How many answers the first test needs: fixed by N, risk and delta alone."""
-    return lambda n: max(_least(risk, delta), int(np.ceil(START_COVERAGE * n)))
+    return lambda n: max(least_answers(risk, delta), int(np.ceil(START_COVERAGE * n)))
 
 
 def _candidates(

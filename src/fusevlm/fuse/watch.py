@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 
 from fusevlm.checks import FloatArray
-from fusevlm.fuse.drift import LEAST_REFERENCE, Drift, Monitor, MonitorState, Reference, check
+from fusevlm.fuse.drift import LEAST_REFERENCE, Drift, Reference, check
 from fusevlm.fuse.model import Model
+from fusevlm.fuse.monitor import Monitor, MonitorState
 from fusevlm.fuse.results import Scores
 from fusevlm.types import Queries
 
