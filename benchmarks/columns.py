@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from fusevlm import Fuse, Samples, store
+from fusevlm import Fuse, Samples, Scores, store
 from fusevlm.fuse.competence import COMPONENTS
 from fusevlm.pipeline.score import read_scored
 from fusevlm.scores import SCORES
@@ -31,6 +31,7 @@ from fusevlm.types import Queries
 Floats = np.ndarray[Any, Any]
 KEPT = ("severity", "corruption", "kind", "answer_type", "held_out_pair", "unseen_phrasing")
 LOG_DET, MARGIN, COMPLEMENT, REPHRASING = "log_det", "margin", "complement", "rephrasing"
+FEWER = (4, 8, 16)  # samples, besides all of them
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,10 +72,11 @@ def extract(queries: Queries) -> Columns:
     fit = np.zeros(len(queries), dtype=np.bool_)
     fit[queries.fit] = True
     known = queries.take(queries.fit)
-    plain = replace(known, wrong=None, evidence={}, inputs={}, prior={})
-    fuse = Fuse("paper", intercept="a0", alpha="remainder", normalize="before").fit(plain)
-    found = fuse.score(replace(queries, wrong=None, evidence={}, inputs={}, prior={}, fit=None))
+    found = _label_free(queries, known)
     evidence = {LOG_DET: (found.evidence - found.intercept) / found.slope}
+    for n in FEWER:
+        found = _label_free(queries.first(n), known.first(n))
+        evidence[f"{LOG_DET}_{n}"] = (found.evidence - found.intercept) / found.slope
     margins = [one.answer_margins for one in queries.samples]
     if all(row is not None for row in margins):
         evidence[MARGIN] = -np.array([float(np.min(row)) for row in margins])
@@ -87,12 +89,30 @@ def extract(queries: Queries) -> Columns:
         fit=fit,
         wrong=np.asarray(queries.wrong),
         nll=-np.array([float(np.sum(one.answer_logprobs)) for one in queries.samples]),
-        facts={name: np.array(queries.columns[name]) for name in KEPT if name in queries.columns},
+        facts={name: np.array(queries.columns[name]) for name in KEPT if name in queries.columns}
+        | _tokens(queries),
         scores={name: queries.columns[name] for name in SCORES if name in queries.columns},
         prior=dict(queries.prior),
         evidence=evidence,
         inputs={name: _components(np.asarray(rows), fit) for name, rows in queries.inputs.items()},
     )
+
+
+def _label_free(queries: Queries, known: Queries) -> Scores:
+    """The log-det evidence of all queries, whitened by the calibration queries."""
+    bare = {"wrong": None, "evidence": {}, "inputs": {}, "prior": {}, "views": {}}
+    fuse = Fuse("paper", intercept="a0", alpha="remainder", normalize="before")
+    fuse.fit(replace(known, **bare))
+    return fuse.score(replace(queries, **bare, fit=None))
+
+
+def _tokens(queries: Queries) -> dict[str, Floats]:
+    """Tokens of the judged answer, and of its first n samples together."""
+    lengths = [[len(row) for row in one.token_logprobs or ()] for one in queries.samples]
+    found = {"tokens_0": np.array([len(one.answer_logprobs) for one in queries.samples])}
+    for n in (*FEWER, len(lengths[0])):
+        found[f"tokens_{n}"] = np.array([sum(row[:n]) for row in lengths])
+    return found
 
 
 def _components(rows: Floats, fit: Floats) -> Floats:

@@ -20,6 +20,7 @@ from fusevlm import store
 from fusevlm.data.pictures import SIDE
 from fusevlm.data.questions import KINDS
 from fusevlm.data.scenes import COLORS, SHAPES
+from fusevlm.models.processors import name_as_hub
 from fusevlm.models.protocol import SHORT_ANSWER
 
 PATCH = 8
@@ -203,26 +204,11 @@ def save_half(model: Any, processor: Any, folder: Path) -> None:
     The config asks for float32, in which the half-precision weights are computed with.
     """
     copy.deepcopy(model).half().save_pretrained(folder)
-    _name_as_hub(folder / "model.safetensors")
+    name_as_hub(folder / "model.safetensors")
     processor.save_pretrained(folder)
     config = json.loads((folder / "config.json").read_text())
     text = json.dumps(_in_float32(config), indent=2) + "\n"
     store.write_atomically(folder / "config.json", text.encode())
-
-
-def _name_as_hub(path: Path) -> None:
-    """Name a LLaVA's tower ``vision_tower.vision_model.*`` as the hub's checkpoints do.
-
-    transformers 5 writes the short names and reads both; vLLM reads the long ones only.
-    """
-    from safetensors.torch import load_file, save_file
-
-    short, long = "vision_tower.", "vision_tower.vision_model."
-    named = {
-        k.replace(short, long, 1) if k.startswith(short) and not k.startswith(long) else k: v
-        for k, v in load_file(path).items()
-    }
-    save_file(named, path, metadata={"format": "pt"})
 
 
 def _in_float32(facts: dict[str, Any]) -> dict[str, Any]:

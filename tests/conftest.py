@@ -1,5 +1,9 @@
 """Shared fixtures."""
 
+import os
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch; forks hang with more
+
 import pytest
 
 from fusevlm import simulate

@@ -16,12 +16,12 @@ ROOT = Path(fusevlm.__file__).parent
 
 # from the ground up; a room may import from its own level only where that makes no circle
 LEVELS = [
-    {"errors", "checks", "meanings", "responses", "types", "config", "embedded"},
+    {"errors", "checks", "meanings", "responses", "types", "config", "settings", "embedded"},
     {"store"},
     {"maths"},
     {"metrics", "fuse"},
     {"data", "models", "priors", "semantics", "scores", "render"},
-    {"pipeline", "assistant", "baselines", "testing"},
+    {"pipeline", "assistant", "baselines", "scorer", "testing"},
     {"cli"},
 ]
 NUMPY_AND_SCIPY_ONLY = {"maths", "metrics", "fuse"}

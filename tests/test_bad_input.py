@@ -18,7 +18,8 @@ GOOD = {
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"texts": []}, "texts is empty"),
+        ({"texts": []}, "3 entries for 0 texts"),
+        ({"texts": [], "answer": None}, "texts is empty"),
         ({"texts": "abc"}, "list of strings"),
         ({"texts": ["a", "b", 3]}, "list of strings"),
         ({"texts": ["a", "b"]}, "3 entries for 2 texts"),
@@ -53,6 +54,13 @@ def test_tiny_positive_rounding_in_logprobs_is_forgiven():
 def test_the_first_samples_keep_the_answer_whole():
     some = Samples(**GOOD, answer_margins=[0.5, 3.0]).first(1)
     assert (len(some), some.answer_margins.tolist()) == (1, [0.5, 3.0])
+
+
+def test_the_answer_alone_is_enough():
+    some = Samples(**GOOD).first(0)
+    assert (len(some), some.texts, some.token_logprobs, some.embeddings) == (0, (), None, None)
+    assert (some.answer, some.n_distinct) == (GOOD["answer"], 0)
+    assert some.answer_logprobs.tolist() == GOOD["answer_logprobs"]
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,8 @@ from tests.tree import tree
 
 import fusevlm
 from fusevlm.cli import COMMANDS, main
-from fusevlm.config import SECTIONS
 from fusevlm.fuse.presets import Options
+from fusevlm.settings import SECTIONS
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]

@@ -3,135 +3,122 @@
 from __future__ import annotations
 
 import os
-from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from fusevlm import checks
-from fusevlm.config import Config, SampleConfig, SemanticsConfig
+from fusevlm.checks import BoolArray
 from fusevlm.embedded import EMBEDDED
 from fusevlm.errors import ArtefactError, FuseError, InputError
 from fusevlm.fuse.estimator import Fuse
-from fusevlm.fuse.results import LIKELY_WRONG, NOTHING_CERTIFIED, UNLIKE
-from fusevlm.types import Queries, Query, Samples
+from fusevlm.fuse.explain import Explanation
+from fusevlm.fuse.neighbours import Neighbours
+from fusevlm.fuse.results import Decisions, Scores
+from fusevlm.fuse.rounds import Plan, Rounds, costs
+from fusevlm.models.protocol import InRounds
+from fusevlm.render.answer import Answer
+from fusevlm.scorer import answers, near
+from fusevlm.settings import Config, SampleConfig, SemanticsConfig
+from fusevlm.types import Generation, Queries, Query, Samples
 
 if TYPE_CHECKING:
-    from fusevlm.models.protocol import Model
-    from fusevlm.models.towers import Towers
+    from fusevlm.models.protocol import Model, Session
+    from fusevlm.models.towers import TextTower, Towers
     from fusevlm.priors.activations import ActivationPrior
     from fusevlm.priors.gp.adapter import GpAdapter
 
-ANSWER, ABSTAIN = "answer", "abstain"
 COMPLEMENT = "complement"  # evidence that takes the negated question
 MARGIN = "margin"
+MOST_SAMPLES = 1000
+AS_NEEDED = "as needed"
+ABOUT_EMBEDDED = (
+    "the embedded model is small and knows pictures of one coloured shape; it is here to try "
+    "things out. Your own model answers with --model RUN."
+)
+Found = Answer | FuseError
 
 
 @dataclass(frozen=True)
-class Answer:
-    """What ``ask`` found. The first nine fields are those of ``fusevlm ask --json``."""
+class Seen:
+    """A query that is being looked at: what is known of it after a tier, for those who watch."""
 
-    answer: str
-    samples: dict[str, int]  # sampled answers with counts, most frequent first
-    m0: float
-    evidence: float
-    m_post: float
-    u: float
+    query: Query
+    samples: Samples
+    tier: str
     p_wrong: float
-    decision: str  # answer or abstain
-    reason: str  # of abstaining; empty where the decision is answer
-    threshold: float  # answer iff u is at most this; −inf: nothing can be certified
+
+
+Watch = Callable[[Seen], None]
+
+
+@dataclass(frozen=True, eq=False)
+class Asked:
+    """Queries with all that is known of them before any answer, one row each."""
+
+    queries: list[Query]
+    prior: Mapping[str, Any]
+    inputs: Mapping[str, Any]
+    views: Mapping[str, Any]
+
+    def take(self, rows: Sequence[int]) -> Asked:
+        def some(named: Mapping[str, Any]) -> dict[str, Any]:
+            return {
+                name: [v[i] for i in rows] if isinstance(v, list) else v[list(rows)]
+                for name, v in named.items()
+            }
+
+        return Asked(
+            [self.queries[i] for i in rows], some(self.prior), some(self.inputs), some(self.views)
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Going:
+    """Queries whose decision is still open, with what the first look told of them."""
+
+    asked: Asked
+    first: Scores | None = None
+    negatable: BoolArray | None = None  # whether the opposite can be asked
+
+    def take(self, rows: Sequence[int]) -> Going:
+        """Some of them."""
+        return Going(
+            self.asked.take(rows),
+            None if self.first is None else self.first.take(rows),
+            None if self.negatable is None else self.negatable[list(rows)],
+        )
+
+
+@dataclass(frozen=True)
+class Terms:
+    """On which terms queries are asked."""
+
     risk: float
     delta: float
-    novelty: float | None  # p-value of being like the calibration's queries; None: not judged
-
-    def as_dict(self) -> dict[str, Any]:
-        """The nine fields of the JSON form."""
-        return {name: getattr(self, name) for name in JSON_FIELDS}
-
-    def __str__(self) -> str:
-        n = sum(self.samples.values())
-        said = [f"{count:>4} × {text or '(nothing)'}" for text, count in self.samples.items()]
-        lines = [
-            f"{self.answer or '(nothing)'}",
-            "",
-            f"decision    {self.decision}  ({self._why()})",
-            f"P(wrong)    {self.p_wrong:.3f}",
-            "",
-            f"{n} sampled answers",
-            *said,
-            "",
-            f"prior       {self.m0:+.3f}   from the image and the question alone",
-            f"evidence    {self.evidence:+.3f}   from the answers",
-            f"posterior   {self.m_post:+.3f}",
-            f"u*          {self.u:+.3f}   higher is less sure",
-        ]
-        return "\n".join(lines + self._notes())
-
-    def _repr_html_(self) -> str:
-        said = "".join(
-            f"<li>{c} × {escape(t or '(nothing)')}</li>" for t, c in self.samples.items()
-        )
-        figures = {
-            "P(wrong)": self.p_wrong,
-            "prior m0": self.m0,
-            "evidence": self.evidence,
-            "posterior m_post": self.m_post,
-            "u*": self.u,
-        }
-        rows = "".join(
-            f'<tr><td style="text-align:left">{name}</td><td>{value:.3f}</td></tr>'
-            for name, value in figures.items()
-        )
-        notes = "".join(f"<p>{escape(note)}</p>" for note in self._notes() if note)
-        return (
-            f"<div><p><b>{escape(self.answer or '(nothing)')}</b> – {self.decision} "
-            f"<small>({escape(self._why())})</small></p><ul>{said}</ul>"
-            f"<table>{rows}</table>{notes}</div>"
-        )
-
-    def _why(self) -> str:
-        if self.reason.startswith(UNLIKE):
-            return f"{self.reason}; p = {self.novelty:.2g}"
-        if self.reason == NOTHING_CERTIFIED:
-            return f"no threshold can be certified for risk {self.risk:g}"
-        if self.reason == LIKELY_WRONG:
-            return self.reason
-        sign = "≤" if self.decision == ANSWER else ">"
-        return f"u* {self.u:.3f} {sign} {self.threshold:.3f}, the limit for risk {self.risk:g}"
-
-    def _notes(self) -> list[str]:
-        """What the figures do not say."""
-        if self.reason.startswith(UNLIKE):
-            return ["", "note: P(wrong) is that of queries like the calibration's; of others it is "
-                    "not known."]  # fmt: skip
-        if self.decision == ANSWER:
-            return ["", f"note: of all questions that are answered, at most {self.risk:.0%} are "
-                    f"answered wrongly; of this one the probability is P(wrong)."]  # fmt: skip
-        return []
-
-
-JSON_FIELDS = (
-    "answer", "samples", "m0", "evidence", "m_post", "u", "p_wrong", "decision", "reason",
-)  # fmt: skip
+    seed: int
+    watch: Watch
 
 
 @dataclass(frozen=True, eq=False)
 class Assistant:
-    """A model with its towers, its prior and a fitted Fuse."""
+    """A model with its towers, its prior and a fitted Fuse; and Rounds, where samples are dear."""
 
     model: Model
-    towers: Towers
-    adapter: GpAdapter
+    towers: Towers | TextTower | None
+    adapter: GpAdapter | None
     fuse: Fuse
     sample: SampleConfig
     statistic: str  # of the adapter or the references, which is s
     references: ActivationPrior | None = None  # for statistics of the towers' activations
     semantics: SemanticsConfig = field(default_factory=SemanticsConfig)
+    neighbours: Neighbours | None = None
+    about: str = ""  # what the model knows, said where it meets something else
+    rounds: Rounds | None = None
 
     def ask(
         self,
@@ -141,79 +128,242 @@ class Assistant:
         risk: float = 0.05,
         delta: float = 0.1,
         n: int | None = None,
+        samples: float | str | None = None,
         seed: int = 0,
+        watch: Watch = lambda seen: None,
     ) -> Answer:
-        """Answer a question about an image (a path, bytes or a PIL image), or abstain.
+        """Answer a question about an image (a path, bytes or a PIL image; or None), or abstain.
 
         Where the decision is ``answer``, the error rate among such answers is at most ``risk`` with
         probability 1 − ``delta``, for questions like those of the calibration.
+
+        n        samples; those of the calibration if None
+        samples  instead of n: as many as the decision needs (``"as needed"``), or so many on
+                 average, drawn in rounds
+        watch    is told of each round
         """
+        query = Query("ask", question, [] if image is None else [image])
+        (found,) = self.ask_all(
+            [query], risk=risk, delta=delta, n=n, samples=samples, seed=seed, watch=watch
+        )
+        if isinstance(found, FuseError):
+            raise found
+        return found
+
+    def ask_all(
+        self,
+        queries: Sequence[Query],
+        *,
+        risk: float = 0.05,
+        delta: float = 0.1,
+        n: int | None = None,
+        samples: float | str | None = None,
+        seed: int = 0,
+        watch: Watch = lambda seen: None,
+    ) -> list[Found]:
+        """Several queries together: for each its answer, or the error that kept it from one."""
+        terms = Terms(
+            checks.fraction(risk, "risk"),
+            checks.fraction(delta, "delta"),
+            checks.count(seed, "seed", least=0),
+            watch,
+        )
+        size = checks.count(self.sample.n if n is None else n, "n", least=0)
+        if size > MOST_SAMPLES:
+            raise InputError(
+                f"n is {size}; at most {MOST_SAMPLES} samples are drawn for a question."
+            )
+        if samples is None and size < 2 and "logdet" in self.fuse.model.evidence:
+            raise InputError(
+                f"n is {size}; this fit rests on what samples say: expected at least 2. With "
+                f"samples='{AS_NEEDED}' (--fast) it decides with fewer, or none."
+            )
+        if samples is not None and n is not None:
+            raise InputError("n and samples were both given; give one of them.")
+        if len({query.id for query in queries}) < len(queries):
+            raise InputError("two queries have the same id; ids must be unique.")
+        found: dict[str, Found] = {}
+        asked = self._asked(queries, found)
+        if asked.queries:
+            if samples is None:
+                self._at_once(asked, found, size, terms)
+            else:
+                self._in_rounds(asked, found, samples, terms)
+        return [found[query.id] for query in queries]
+
+    def _asked(self, queries: Sequence[Query], found: dict[str, Found]) -> Asked:
+        """The queries that can be asked, with all that is known of them; the others' errors."""
         from fusevlm.data.images import load_image
-        from fusevlm.models.temperatures import parse
+        from fusevlm.pipeline.embed import embedded
 
-        if not question.strip():
-            raise InputError("the question is empty.")
-        n = checks.count(self.sample.n if n is None else n, "n", least=2)
-        picture = load_image(image)
-        heat = parse(self.sample.temperature, n, seed)
-        query = Query("ask", question, [picture])
-        (found,) = self.model.sample([query], n, heat, seed)
-        if found.samples is None:
-            raise FuseError(f"the model gave no answer: {found.error}")
-        s, inputs, views = self._known(picture, question, found.prompt_layers)
-        scores = self.fuse.score(
-            [found.samples],
-            s=s or None,
-            inputs=inputs or None,
-            views=views or None,
-            extra=self.further(query, found.samples) or None,
-        )
-        decided = self.fuse.decide(scores, risk=risk, delta=delta)
-        theta: Any = decided.threshold
-        return Answer(
-            answer=found.samples.answer or "",
-            samples=dict(Counter(found.samples.texts).most_common()),
-            m0=float(scores.m0[0]),
-            evidence=float(scores.evidence[0]),
-            m_post=float(scores.m_post[0]),
-            u=float(scores.u[0]),
-            p_wrong=float(decided.p_wrong[0]),
-            decision=ANSWER if bool(decided.answer[0]) else ABSTAIN,
-            reason=decided.reason[0],
-            threshold=float(theta.threshold),
-            risk=risk,
-            delta=delta,
-            novelty=None if np.isnan(scores.novelty[0]) else float(scores.novelty[0]),
-        )
+        good = []
+        for query in queries:
+            try:
+                if not query.question.strip():
+                    raise InputError("the question is empty.")
+                good.append(replace(query, images=[load_image(one) for one in query.images]))
+            except FuseError as error:
+                found[query.id] = error
+        if not good:
+            return Asked([], {}, {}, {})
+        sees = getattr(self.towers, "sees", False) and any(query.images for query in good)
+        rows, arrays = embedded(self.towers, good, activations=True, pictures=bool(sees))
+        kept = [k for k, why in enumerate(rows["error"]) if why is None]
+        for query, why in zip(good, rows["error"], strict=True):
+            if why is not None:
+                found[query.id] = InputError(why)
+        asked = Asked(
+            good, self._statistics(arrays), _named(arrays, {"image": "image", "text": "text"}),
+            {**_named(arrays, {"image": "image_view", "question": "text_pre"}),
+             **({"question_words": [query.question for query in good]} if arrays else {})},
+        )  # fmt: skip
+        return asked if len(kept) == len(good) else asked.take(kept)
 
-    def _known(
-        self, picture: Any, question: str, prompt_layers: Mapping[str, Any]
-    ) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
-        """The prior statistics, inputs and views that the fit had, of one query, by name."""
-        from fusevlm.pipeline.embed import image_view
-
-        image, text = self.towers.image_features([picture]), self.towers.texts([question])
-        given = dict(self.adapter.statistics(image.vectors, text.vectors))
+    def _statistics(self, arrays: Mapping[str, Any]) -> dict[str, Any]:
+        """Prior statistics of embedded queries, by name."""
+        given: dict[str, Any] = {}
+        if self.adapter is not None:
+            given |= self.adapter.statistics(arrays.get("image"), arrays.get("text"))
         if self.references is not None:
-            given |= self.references.statistics(image.activations, text.activations)
-        given["s"] = given[self.statistic]
-        inputs = {"image": image.vectors, "text": text.vectors}
-        if self.sample.prompt_layer in prompt_layers:
-            inputs["prompt"] = np.asarray(prompt_layers[self.sample.prompt_layer])[None]
-        views = {
-            "image": image_view(image, [picture]),
-            "question": text.activations,
-            "question_words": [question],
-        }
+            given |= self.references.statistics(arrays.get("image_pre"), arrays.get("text_pre"))
+        return given | ({"s": given[self.statistic]} if self.statistic in given else {})
+
+    def table(
+        self, asked: Asked, said: Sequence[Samples], prompts: Sequence[Mapping[str, Any]]
+    ) -> Queries:
+        """What the fit is given of queries with what was said to them."""
+        layer = self.sample.prompt_layer
+        inputs = dict(asked.inputs)
+        if all(layer in prompt for prompt in prompts):
+            inputs["prompt"] = np.stack([np.asarray(prompt[layer]) for prompt in prompts])
         fitted = self.fuse.model
         judged = {} if fitted.novelty is None else fitted.novelty.views
-        return (
-            _chosen(given, fitted.statistics.names, "prior statistic"),
-            _chosen(inputs, fitted.input_widths, "input"),
-            _chosen(views, judged, "view") if set(judged) <= set(views) else {},
+        return Queries(
+            [query.id for query in asked.queries],
+            said,
+            prior=_chosen(asked.prior, fitted.statistics.names, "prior statistic"),
+            inputs=_chosen(inputs, fitted.input_widths, "input"),
+            views=_chosen(asked.views, judged, "view") if set(judged) <= set(asked.views) else {},
         )
 
-    def further(self, query: Query, samples: Samples) -> dict[str, list[float]]:
+    def _at_once(self, asked: Asked, found: dict[str, Found], n: int, terms: Terms) -> None:
+        """All n samples of each query, and one look."""
+        from fusevlm.models.temperatures import parse
+
+        heat = parse(self.sample.temperature, n, terms.seed)
+        drawn = list(self.model.sample(asked.queries, n, heat, terms.seed))
+        asked, said, prompts = _answered(asked, drawn, found)
+        if not asked.queries:
+            return
+        table = self.table(asked, said, prompts)
+        table = replace(table, evidence=self.further(asked.queries, said))
+        scores = self.fuse.score(table)
+        decided = self.fuse.decide(scores, risk=terms.risk, delta=terms.delta)
+        why = self.fuse.explain_scores(scores, said, decided.reason)
+        for k, query in enumerate(asked.queries):
+            terms.watch(Seen(query, said[k], f"{n} samples", float(decided.p_wrong[k])))
+        self._tell(asked.queries, said, table, decided, why, scores, found, terms)
+
+    def _tell(
+        self, queries: Sequence[Query], said: Sequence[Samples], table: Queries,
+        decided: Decisions, why: Sequence[Explanation], scores: Scores, found: dict[str, Found],
+        terms: Terms, generated: Any = None,
+    ) -> None:  # fmt: skip
+        """Put the answers of queries that were decided into their places."""
+        told = answers(
+            decided, why, scores, queries, said, risk=terms.risk, delta=terms.delta,
+            near=near(self.neighbours, table.inputs, len(table)), model=self.model.name,
+            about=self.about, generated=generated,
+        )  # fmt: skip
+        found.update({query.id: one for query, one in zip(queries, told, strict=True)})
+
+    def _in_rounds(
+        self, asked: Asked, found: dict[str, Found], samples: float | str, terms: Terms
+    ) -> None:
+        """Tier by tier, each query as long as its decision is open."""
+        rounds = self.rounds
+        if rounds is None:
+            raise InputError(
+                "this fit knows no rounds: it needs labels, and rounds.use in the config of its "
+                "run. Ask with n=… instead."
+            )
+        budget = None if samples == AS_NEEDED else checks.scalar(samples, "samples")
+        plan = rounds.plan(terms.risk, terms.delta, budget)
+        tiers = rounds.fitted.tiers
+        going = Going(asked)
+        with self._session(asked.queries, tiers[-1].samples, terms.seed) as session:
+            for k in range(len(tiers)):
+                going = self._round(rounds, plan, k, going, session, found, terms)
+                if not going.asked.queries:
+                    return
+
+    def _round(
+        self, rounds: Rounds, plan: Plan, k: int, going: Going, session: Session,
+        found: dict[str, Found], terms: Terms,
+    ) -> Going:  # fmt: skip
+        """Draw what tier k needs, look, tell of the queries that end here; those that go on."""
+        tiers = rounds.fitted.tiers
+        drawn = list(session.draw([q.id for q in going.asked.queries], tiers[k].samples))
+        left = [i for i, one in enumerate(drawn) if one.samples is not None]
+        asked, said, prompts = _answered(going.asked, drawn, found)
+        if not asked.queries:
+            return Going(asked)
+        going = replace(going.take(left), asked=asked)
+        if going.negatable is None:
+            going = replace(going, negatable=self._can_be_negated(asked.queries, said))
+        table = self.table(asked, said, prompts)
+        if tiers[k].extra:
+            extra = self.further(asked.queries, said, tiers[k].extra)
+            table = replace(table, evidence=extra)
+        assert going.negatable is not None
+        cost = costs(tiers, going.negatable)
+        look = rounds.look(k, table, plan, cost)
+        first = look.scores if going.first is None else going.first
+        for i, query in enumerate(asked.queries):
+            terms.watch(Seen(query, said[i], tiers[k].name, float(look.p[i])))
+        ends = np.flatnonzero(~look.go_on | (k == len(tiers) - 1)).tolist()
+        if ends:
+            decided = rounds.ended(k, look, first, ends, plan, cost)
+            ended = [said[i] for i in ends]
+            why = rounds.explain(k, decided, ended)
+            queries = [asked.queries[i] for i in ends]
+            self._tell(
+                queries, ended, table.take(ends), decided, why, decided.scores[0], found, terms,
+                decided.answers,
+            )  # fmt: skip
+        return replace(going, first=first).take(np.flatnonzero(look.go_on).tolist())
+
+    @contextmanager
+    def _session(self, queries: Sequence[Query], n: int, seed: int) -> Iterator[Session]:
+        """Samples in rounds; of a model that cannot, all of them in the first that needs any."""
+        from fusevlm.models.temperatures import parse
+
+        heat = parse(self.sample.temperature, n, seed)
+        if isinstance(self.model, InRounds):
+            with self.model.begin(queries, heat, seed) as session:
+                yield session
+        else:
+            yield _AtOnce(self.model, {query.id: query for query in queries}, heat, seed)
+
+    def _can_be_negated(self, queries: Sequence[Query], said: Sequence[Samples]) -> BoolArray:
+        """Which questions have an opposite that can be asked: yes/no ones with such an answer."""
+        from fusevlm.semantics.negate import negate, says_yes
+
+        if self.semantics.complement == "model":
+            return np.array([says_yes(one.answer or "") is not None for one in said])
+        return np.array(
+            [
+                negate(query.question) is not None and says_yes(one.answer or "") is not None
+                for query, one in zip(queries, said, strict=True)
+            ]
+        )
+
+    def further(
+        self,
+        queries: Sequence[Query],
+        said: Sequence[Samples],
+        wanted: Iterable[str] | None = None,
+    ) -> dict[str, Any]:
         """Evidence of the fit beyond what samples hold, as the pipeline makes it.
 
         NaN where it cannot be asked: the complement of a question that is not yes/no.
@@ -221,20 +371,64 @@ class Assistant:
         from fusevlm.scores.likelihood import margin_column
         from fusevlm.semantics.find import Tools, find_semantics
 
-        found: dict[str, list[float]] = {}
-        if MARGIN in self.fuse.model.asked:
-            found[MARGIN] = margin_column(Queries([query.id], [samples])).tolist()
-        if COMPLEMENT not in self.fuse.model.asked:
+        asked = self.fuse.model.asked if wanted is None else tuple(wanted)
+        found: dict[str, Any] = {}
+        if MARGIN in asked:
+            found[MARGIN] = margin_column(Queries([query.id for query in queries], said))
+        if COMPLEMENT not in asked:
             return found
-        wanted = self.semantics
-        if wanted.complement == "none":
-            wanted = replace(wanted, complement="templates")
+        settings = self.semantics
+        if settings.complement == "none":
+            settings = replace(settings, complement="templates")
         tools = Tools(
-            wanted, load_vlm=lambda: self.model, generator=str, cache=os.devnull
+            settings, load_vlm=lambda: self.model, generator=str, cache=os.devnull
         )  # no pair is judged
-        (known,) = find_semantics(tools, [(query, samples)], {COMPLEMENT})
-        share = float("nan") if known.complement is None else known.complement
-        return {**found, COMPLEMENT: [share]}
+        known = find_semantics(tools, list(zip(queries, said, strict=True)), {COMPLEMENT})
+        shares = [float("nan") if one.complement is None else one.complement for one in known]
+        return {**found, COMPLEMENT: np.array(shares)}
+
+
+@dataclass(eq=False)
+class _AtOnce:
+    """A session of a model that draws all samples together."""
+
+    model: Model
+    queries: Mapping[str, Query]
+    temperatures: Any
+    seed: int
+    drawn: dict[str, Generation] = field(default_factory=dict)
+
+    def draw(self, ids: Sequence[str], n: int) -> Iterator[Generation]:
+        """One Generation for each of these queries, in order, with its first n samples."""
+        size = len(self.temperatures) if n else 0
+        left = [
+            self.queries[i]
+            for i in ids
+            if i not in self.drawn or len(self.drawn[i].samples or ()) < n
+        ]
+        for one in self.model.sample(left, size, self.temperatures[:size], self.seed):
+            self.drawn[one.query_id] = one
+        for i in ids:
+            one = self.drawn[i]
+            yield one if one.samples is None else replace(one, samples=one.samples.first(n))
+
+
+def _answered(
+    asked: Asked, drawn: Sequence[Generation], found: dict[str, Found]
+) -> tuple[Asked, list[Samples], list[Mapping[str, Any]]]:
+    """The queries that were answered, what was said, and the prompts' states; others' errors."""
+    for one in drawn:
+        if one.samples is None:
+            found[one.query_id] = FuseError(f"the model gave no answer: {one.error}")
+    rows = [k for k, one in enumerate(drawn) if one.samples is not None]
+    said = [one.samples for one in drawn if one.samples is not None]
+    kept = asked if len(rows) == len(drawn) else asked.take(rows)
+    return kept, said, [drawn[k].prompt_layers for k in rows]
+
+
+def _named(arrays: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
+    """Arrays under other names, as far as they are there."""
+    return {name: arrays[own] for name, own in names.items() if own in arrays}
 
 
 def _chosen(given: Mapping[str, Any], names: Iterable[str], what: str) -> dict[str, Any]:
@@ -251,17 +445,22 @@ def _chosen(given: Mapping[str, Any], names: Iterable[str], what: str) -> dict[s
 def load(source: str | os.PathLike[str] = EMBEDDED) -> Assistant:
     """An Assistant from ``embedded``, or from a run folder whose stage calibrate is done."""
     from fusevlm.pipeline.adapter import load_adapter, load_references
+    from fusevlm.pipeline.calibrate import NEIGHBOURS, ROUNDS
     from fusevlm.pipeline.embed import load_towers
     from fusevlm.pipeline.sample import load_sampler
 
     if source == EMBEDDED:
-        run, config, fuse, references = Path(), Config(), _embedded_fuse(), None
+        from fusevlm.models.registry import model_folder
+
+        run, config, references = Path(), Config(), None
+        fuse, home = Fuse.load(model_folder(EMBEDDED, "fuse")), Path(model_folder(EMBEDDED, "fuse"))
     else:
         run = Path(source)
         config, fuse = _calibrated(run)
-        references = load_references(run, config)
+        references, home = load_references(run, config), run / "calibrate"
+    known, rounds = home / NEIGHBOURS, home / ROUNDS
     return Assistant(
-        load_sampler(config.sample),
+        load_sampler(config),
         load_towers(config.embed),
         load_adapter(run, config),
         fuse,
@@ -269,22 +468,19 @@ def load(source: str | os.PathLike[str] = EMBEDDED) -> Assistant:
         config.adapter.statistic,
         references,
         config.semantics,
+        Neighbours.load(known) if known.is_dir() else None,
+        ABOUT_EMBEDDED if config.sample.model == EMBEDDED else "",
+        Rounds.load(rounds) if rounds.is_dir() else None,
     )
-
-
-def _embedded_fuse() -> Fuse:
-    from fusevlm.models.registry import model_folder
-
-    return Fuse.load(model_folder(EMBEDDED, "fuse"))
 
 
 def _calibrated(run: Path) -> tuple[Config, Fuse]:
     """The config of a run and the first form of FUSE it calibrated."""
     from fusevlm.pipeline.methods import FUSE, METHODS
-    from fusevlm.store.runs import read_run, require
+    from fusevlm.store.runs import read_run, require_whole
 
     config = read_run(run)
-    home = require(run, "calibrate")
+    home = require_whole(run, "calibrate")
     forms = [name for name, method in METHODS.items() if method.group == FUSE]
     for name in config.calibrate.methods:
         if name in forms and (home / name).is_dir():

@@ -10,12 +10,12 @@ import numpy as np
 
 from fusevlm import checks
 from fusevlm.checks import FloatArray, IntArray
-from fusevlm.config import SemanticsConfig
 from fusevlm.errors import InputError
 from fusevlm.fuse.arguments import queries_of
 from fusevlm.meanings import best_sample, by_string
 from fusevlm.scores import SCORES
 from fusevlm.scores.interface import check, missing_reason
+from fusevlm.settings import SemanticsConfig
 from fusevlm.types import Queries, Samples, Semantics
 
 if TYPE_CHECKING:
@@ -133,7 +133,7 @@ def _with_semantics(
     found = list(queries.semantics or [Semantics()] * len(queries))
     if "meanings" in needed:
         texts = [list(one.texts) for one in queries.samples]
-        numbers = _meanings(texts, how, asked)
+        numbers = find_meanings(texts, how, asked)
         found = [replace(one, meanings=own) for one, own in zip(found, numbers, strict=True)]
     if "similarity" in needed:
         texts = [[*one.texts, str(one.answer)] for one in queries.samples]
@@ -142,7 +142,8 @@ def _with_semantics(
     return replace(queries, semantics=found)
 
 
-def _meanings(texts: list[list[str]], how: Any, asked: list[str]) -> Sequence[IntArray]:
+def find_meanings(texts: list[list[str]], how: Any, asked: list[str]) -> Sequence[IntArray]:
+    """Which texts of each query say the same; ``how`` as for :func:`semantic_entropy`."""
     if how == STRINGS:
         return [by_string(row) for row in texts]
     if how == SENTENCES:
@@ -150,9 +151,9 @@ def _meanings(texts: list[list[str]], how: Any, asked: list[str]) -> Sequence[In
 
         limit = SemanticsConfig().threshold
         return [by_similarity(S, limit) for S in _similarities(texts, how, asked)]
-    from fusevlm.semantics.inference import find_meanings
+    from fusevlm.semantics import inference
 
-    return find_meanings(how, asked, texts).numbers
+    return inference.find_meanings(how, asked, texts).numbers
 
 
 def _similarities(texts: list[list[str]], how: Any, asked: list[str]) -> Sequence[FloatArray]:

@@ -65,6 +65,18 @@ def vector(value: Any, name: str, *, length: int | None = None, gaps: bool = Fal
     return finite(array, name)
 
 
+def whole_text(text: str) -> str:
+    """``text`` of whole characters: halves of one (single surrogates) become U+FFFD.
+
+    No file and no tokenizer takes them, and JSON may hold them.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return text
+
+
 def same_names(given: Iterable[str], known: Iterable[str], what: str) -> None:
     """Refuse names that the fit did not have, and the lack of those it had."""
     given, known = list(given), list(known)

@@ -2,288 +2,35 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass
+from dataclasses import MISSING, asdict, fields, is_dataclass
 from pathlib import Path
 from types import NoneType
-from typing import Annotated, Any, get_args, get_origin, get_type_hints
+from typing import Any, get_args, get_origin, get_type_hints
 
 from fusevlm import checks
-from fusevlm.checks import FRACTION, POSITIVE, SHARE, Device, Number, OneOf, Whole
+from fusevlm.checks import FRACTION
 from fusevlm.embedded import EMBEDDED
 from fusevlm.errors import InputError
-
-TRAIN = "train"  # an adapter trained in the run itself
-PAPER = "paper"  # the adapter's preset with the paper's objective
-# of [adapter]: what one objective has and the other has not
-DEFAULT_ONLY, PAPER_ONLY = ("steps",), ("epochs", "batch", "lambda1", "lambda2", "mixed")
-OFFICIAL = ("vqav2", "okvqa", "advqa")
-NONE = "none"
-# prior statistics of the adapter, and of the towers' activations (embed.activations)
-OF_ADAPTER = ("s_image", "s_text", "disagreement", "reconstruction", "latent_distance")
-OF_ACTIVATIONS = ("mahalanobis_image", "mahalanobis_text", "laplace_image", "laplace_text")
-READOUTS = ("u", "prior", "mean", "logistic", "global", "quantile", "box")
-SEED = Whole(0)
-DTYPE = OneOf("auto", "float32", "float16", "bfloat16")
-
-
-@dataclass(frozen=True)
-class DataConfig:
-    """Queries. ``source`` is embedded; files, where each split names a table of queries; or an
-    official dataset (vqav2, okvqa, advqa), of which calibration and test images are drawn.
-    """
-
-    source: Annotated[str, OneOf(EMBEDDED, "files", *OFFICIAL)] = EMBEDDED
-    calibration: str = ""
-    test: str = ""  # source embedded: test if empty, or another of its splits, dev or reserved
-    # pairs for adapter.source = "train": tables of queries, or KIND:FOLDER of official files
-    train: tuple[str, ...] = ()
-    n_train: Annotated[int, Whole(0)] = 0  # drawn by the seed from all sources; 0 for all
-    images: str = ""  # folder of the images; beside each table if empty
-    n_calibration: Annotated[int, Whole(0)] = 0  # the first so many; 0 for all
-    n_test: Annotated[int, Whole(0)] = 0
-    folder: str = ""  # of an official dataset's files
-    split: str = "val"  # of an official dataset
-    unit: str = ""  # column whose equal values are resampled together; the image if empty
-    seed: Annotated[int, SEED] = 0  # of the draw from an official dataset
-
-
-@dataclass(frozen=True)
-class SampleConfig:
-    """Samples of a vision-language model, and the answer to be judged."""
-
-    model: str = EMBEDDED  # or a folder, a hub name, or NAME:SOURCE of a registered model
-    n: Annotated[int, Whole(1)] = 20
-    temperature: str = "mct"  # mct, uniform, or a number as text
-    max_new_tokens: Annotated[int, Whole(1)] = 16
-    answer_temperature: Annotated[float, Number(0.0)] = 0.0  # of the judged answer; 0 is greedy
-    top_p: Annotated[float, Number(0.0, 1.0, open_low=True)] = 1.0  # 1 for all tokens
-    top_k: Annotated[int, Whole(0)] = 0  # 0 for all tokens
-    stop: tuple[str, ...] = ()
-    prompt: str = ""  # with {question} in it; a short answer is asked for if empty
-    layers: tuple[str, ...] = ("last", "middle")
-    batch: Annotated[int, Whole(1)] = 16
-    seed: Annotated[int, SEED] = 0
-    half: bool = False  # hidden states as float16
-    gram: str = ""  # folder of a saved Fuse: its whitened Grams are kept instead of hidden states
-    dtype: Annotated[str, DTYPE] = "auto"
-    device: Annotated[str, Device()] = "cpu"
-    device_map: str = ""  # instead of one device: spread over several, such as auto
-    quantize: Annotated[str, OneOf("", "4bit", "8bit")] = ""
-    revision: str = ""  # of a hub model
-    path: Annotated[str, OneOf("auto", "repeated_cache")] = "auto"  # how the prompt's cache is used
-
-    @property
-    def prompt_layer(self) -> str:
-        """The layer whose state of the last prompt token is an input: middle, else the last one."""
-        return "middle" if "middle" in self.layers else self.layers[-1]
-
-
-@dataclass(frozen=True)
-class EmbedConfig:
-    """CLIP-like towers."""
-
-    towers: str = EMBEDDED
-    batch: Annotated[int, Whole(1)] = 64
-    device: Annotated[str, Device()] = "cpu"
-    dtype: Annotated[str, DTYPE] = "auto"
-    revision: str = ""  # of a hub model
-    activations: bool = True  # also keep what enters the towers' projections
-
-
-@dataclass(frozen=True)
-class AdapterConfig:
-    """The prior: embedded, the folder of a trained adapter, or train.
-
-    What is not given is the preset's. Settings of training count only where source is train.
-    """
-
-    source: str = EMBEDDED
-    device: Annotated[str, Device()] = "cpu"  # of training, and of the statistics
-    # the prior statistic "s", all that the scalar fusion is given
-    statistic: Annotated[str, OneOf("s", *OF_ADAPTER, *OF_ACTIVATIONS)] = "s"
-    statistics: tuple[str, ...] = OF_ADAPTER  # beside it, for the vector fusion
-    preset: Annotated[str, OneOf("default", PAPER)] = "default"
-    latent: Annotated[int | None, Whole(1)] = None  # dimensions
-    inducing: Annotated[int | None, Whole(1)] = None  # points per modality
-    lr: Annotated[float | None, POSITIVE] = None  # learning rate, the latents' too
-    steps: Annotated[int | None, Whole(1)] = None  # at most; preset default only
-    epochs: Annotated[int | None, Whole(1)] = None  # from here on preset paper only
-    batch: Annotated[int | None, Whole(1)] = None
-    lambda1: Annotated[float | None, Number(0.0)] = None
-    lambda2: Annotated[float | None, Number(0.0)] = None
-    mixed: bool = False  # bfloat16 in the largest product
-    seed: Annotated[int, SEED] = 0
-
-
-@dataclass(frozen=True)
-class SemanticsConfig:
-    """What scores need beyond the samples; "none" leaves it out, and the scores that need it."""
-
-    meanings: Annotated[str, OneOf("string", "nli", "sentences", NONE)] = "string"
-    similarity: Annotated[str, OneOf(NONE, "sentences", "nli", "string")] = NONE
-    rephrase: Annotated[str, OneOf(NONE, "generator", "prompt", "templates")] = NONE
-    rephrasings: Annotated[int, Whole(1)] = 5
-    p_true: bool = False
-    # the negated question too, of yes/no questions, by templates or by the model
-    complement: Annotated[str, OneOf(NONE, "templates", "model")] = NONE
-    complement_samples: Annotated[int, Whole(0)] = 0  # beside its greedy answer, without logits
-    generator: str = EMBEDDED  # the model that asks, for rephrase = "generator"
-    wording: str = ""  # what it is told, with {answer} and perhaps {question}; its usual if empty
-    nli: str = "microsoft/deberta-large-mnli"
-    encoder: str = "minilm"
-    # of the inference model, the encoder and the generator
-    device: Annotated[str, Device()] = "cpu"
-    dtype: Annotated[str, DTYPE] = "auto"  # of their weights
-    threshold: Annotated[float, Number(0.0, 1.0)] = 0.9  # similarity of one meaning, for sentences
-    seed: Annotated[int, SEED] = 0
-
-
-@dataclass(frozen=True)
-class ScoreConfig:
-    """Scores of every query, and which answers count as wrong."""
-
-    layer: str = "last"  # whose hidden states are the samples' embeddings
-    criterion: Annotated[
-        str, OneOf("exact_match", "exact_match_majority", "vqa_accuracy", "rouge_l")
-    ] = "exact_match"  # equal to any reference, or to the most frequent one
-    baselines: tuple[str, ...] = ()  # scores to compute; all that the settings allow if empty
-
-
-@dataclass(frozen=True)
-class RowConfig:
-    """A method of one's own: a form of FUSE with other options. [[calibrate.row]]"""
-
-    name: str
-    preset: str = "practical"
-    options: dict[str, Any] = field(default_factory=dict)  # of Fuse; they win over [calibrate]
-    title: str = ""  # the name if empty
-    uses: Annotated[str, OneOf("both", "evidence")] = "both"
-    readout: Annotated[str, OneOf(*READOUTS)] = "u"  # what is read off the fit
-    layer: str = ""  # whose hidden states; score.layer if empty
-    quantile: Annotated[float, SHARE] = 0.0  # of readout = "quantile"; 0 for calibrate.quantile
-
-
-ROW_KEYS = ("layer", "quantile")  # what a sweep can vary beside options of Fuse
-
-
-@dataclass(frozen=True)
-class SweepConfig:
-    """One row for each value of an option. [[calibrate.sweep]]"""
-
-    option: str  # of Fuse, such as alpha or z; or layer, quantile
-    values: tuple[Any, ...]
-    name: str = ""  # rows are NAME_OPTION_VALUE; the preset if empty
-    preset: str = "practical"
-    options: dict[str, Any] = field(default_factory=dict)  # that stay as they are
-    uses: Annotated[str, OneOf("both", "evidence")] = "both"
-    readout: Annotated[str, OneOf(*READOUTS)] = "u"
-
-    def rows(self) -> tuple[RowConfig, ...]:
-        """The rows of all values, in order."""
-        return tuple(self._row(value) for value in self.values)
-
-    def _row(self, value: Any) -> RowConfig:
-        word = f"{value:g}" if type(value) in (int, float) else str(value)
-        first = self.name or self.preset
-        own = self.option in ROW_KEYS
-        options = self.options if own else {**self.options, self.option: value}
-        return RowConfig(
-            name=f"{first}_{self.option}_{word}",
-            preset=self.preset,
-            options=options,
-            title=f"{self.option} {word} ({first})",
-            uses=self.uses,
-            readout=self.readout,
-            **({self.option: value} if own else {}),
-        )
-
-
-@dataclass(frozen=True)
-class CalibrateConfig:
-    """The methods compared: forms of FUSE by name, baselines, and rows of one's own."""
-
-    methods: tuple[str, ...] = ("practical", "paper", "evidence-only", "prior-only", "g_nll")
-    # u → P(wrong), for every method; auto is beta, or Platt with few labels
-    probability: Annotated[str, OneOf("auto", "platt", "beta", "isotonic", "min_max")] = "auto"
-    # more evidence for the vector fusion: complement, rephrasing, margin, or any score's column
-    evidence: tuple[str, ...] = ()
-    threshold_share: Annotated[float, FRACTION] = 0.5  # of calibration, kept apart for thresholds
-    quantile: Annotated[float, FRACTION] = 0.8  # ρ: the share that the rows Quantile θ* answer
-    seed: Annotated[int, SEED] = 0
-    row: tuple[RowConfig, ...] = ()
-    sweep: tuple[SweepConfig, ...] = ()
-
-    def own_rows(self) -> tuple[RowConfig, ...]:
-        """Rows of one's own, those of sweeps after the others."""
-        return (*self.row, *(row for sweep in self.sweep for row in sweep.rows()))
-
-    def names(self) -> tuple[str, ...]:
-        """All methods compared, each once."""
-        return tuple(dict.fromkeys([*self.methods, *(row.name for row in self.own_rows())]))
-
-
-@dataclass(frozen=True)
-class EvaluateConfig:
-    """Risk, intervals, and the columns by which tables are cut."""
-
-    risk: Annotated[float, FRACTION] = 0.05
-    risks: tuple[float, ...] = (0.05, 0.1)  # at which the table tells the certified coverage
-    delta: Annotated[float, FRACTION] = 0.1
-    bootstrap: Annotated[int, Whole(1)] = 1000
-    level: Annotated[float, FRACTION] = 0.95
-    seed: Annotated[int, SEED] = 0
-    slices: tuple[str, ...] = ()
-    out_of_distribution: tuple[str, ...] = ()  # true/false columns; any true is out
-    severity: str = ""
-    corruption: str = ""
-
-    def __post_init__(self) -> None:
-        for risk in self.risks:
-            checks.fraction(risk, "evaluate.risks")
-
-
-@dataclass(frozen=True)
-class ReportConfig:
-    """The figures and the page."""
-
-    method: str = ""  # of choice, among calibrate.methods; the first form of FUSE if empty
-    beside: tuple[str, ...] = ()  # methods drawn beside it; if empty FUSE, G-NLL and the best
-    examples: Annotated[int, Whole(0)] = 20  # queries on the page, in successes and failures
-    figures: tuple[str, ...] = ()  # to draw, by name; all if empty
-    pdf: bool = True  # beside each SVG
-
-
-@dataclass(frozen=True)
-class Config:
-    """Everything a run depends on; ``name`` is the file's unless it says otherwise."""
-
-    name: str = "run"
-    data: DataConfig = field(default_factory=DataConfig)
-    sample: SampleConfig = field(default_factory=SampleConfig)
-    embed: EmbedConfig = field(default_factory=EmbedConfig)
-    adapter: AdapterConfig = field(default_factory=AdapterConfig)
-    semantics: SemanticsConfig = field(default_factory=SemanticsConfig)
-    score: ScoreConfig = field(default_factory=ScoreConfig)
-    calibrate: CalibrateConfig = field(default_factory=CalibrateConfig)
-    evaluate: EvaluateConfig = field(default_factory=EvaluateConfig)
-    report: ReportConfig = field(default_factory=ReportConfig)
-
-
-SECTIONS: dict[str, type] = {
-    "data": DataConfig,
-    "sample": SampleConfig,
-    "embed": EmbedConfig,
-    "adapter": AdapterConfig,
-    "semantics": SemanticsConfig,
-    "score": ScoreConfig,
-    "calibrate": CalibrateConfig,
-    "evaluate": EvaluateConfig,
-    "report": ReportConfig,
-}
+from fusevlm.settings import (
+    DEFAULT_ONLY,
+    MINILM,
+    NONE,
+    OF_ACTIVATIONS,
+    OF_ADAPTER,
+    OF_PICTURES,
+    OFFICIAL,
+    PAPER,
+    PAPER_ONLY,
+    SECTIONS,
+    TRAIN,
+    AdapterConfig,
+    Config,
+)
 
 
 def read_config(path: str | os.PathLike[str], changes: Sequence[str] = ()) -> Config:
@@ -299,11 +46,12 @@ def read_config(path: str | os.PathLike[str], changes: Sequence[str] = ()) -> Co
 def read_toml(source: Path) -> dict[str, Any]:
     """The tables of a TOML file, or why it cannot be read."""
     try:
-        with source.open("rb") as handle:
-            return tomllib.load(handle)
+        if not source.is_file():  # also of a pipe, which would never end
+            raise FileNotFoundError(2, "there is no such file")
+        return tomllib.loads(source.read_text(encoding="utf-8"))
     except OSError as error:
         raise InputError(f"cannot read {source}: {error.strerror or error}.") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InputError(f"{source} is not TOML: {error}.") from error
 
 
@@ -372,6 +120,26 @@ def as_tree(config: Config) -> dict[str, Any]:
     return found
 
 
+def as_toml(config: Config) -> str:
+    """The config as a file would have it, every key with its value."""
+    tree = as_tree(config)
+    lines = [f"name = {_literal(tree.pop('name'))}"]
+    for section, keys in tree.items():
+        lines += ["", f"[{section}]", *(f"{key} = {_literal(v)}" for key, v in keys.items())]
+    return "\n".join(lines) + "\n"
+
+
+def _literal(value: Any) -> str:
+    """A value as TOML writes it."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{key} = {_literal(inner)}" for key, inner in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(_literal, value)) + "]"
+    return json.dumps(value) if isinstance(value, str) else repr(value)
+
+
 def _plain(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: _plain(inner) for key, inner in value.items()}
@@ -426,6 +194,10 @@ def _typed(value: Any, kind: Any, where: str) -> Any:
         if isinstance(value, list | tuple) and all(isinstance(item, str) for item in value):
             return tuple(value)
         raise InputError(f"{where} is {value!r}; expected a list of strings.")
+    if kind == tuple[int, ...]:
+        if isinstance(value, list | tuple) and all(type(x) is int and x >= 0 for x in value):
+            return tuple(value)
+        raise InputError(f"{where} is {value!r}; expected a list of whole numbers from 0.")
     if kind == tuple[float, ...]:
         numbers = isinstance(value, list | tuple) and all(type(x) in (int, float) for x in value)
         if numbers:
@@ -462,7 +234,7 @@ def anchor(config: Config, home: Path) -> Config:
 
 def _anchored(text: str, home: Path) -> str:
     name, colon, value = text.rpartition(":")  # a registered model's NAME:SOURCE
-    if value and value not in (EMBEDDED, TRAIN) and (home / value).exists():
+    if value and value not in (EMBEDDED, TRAIN, NONE) and (home / value).exists():
         return f"{name}{colon}{(home / value).resolve()}"
     return text
 
@@ -480,11 +252,11 @@ def limited(config: Config, limit: int | None) -> Config:
 
 def used_devices(config: Config) -> dict[str, str]:
     """The device of every model that the run loads, by its key."""
-    found = {
-        "sample.device": config.sample.device,
-        "embed.device": config.embed.device,
-        "adapter.device": config.adapter.device,
-    }
+    found = {"sample.device": config.sample.device}
+    if config.embed.towers != NONE:
+        found["embed.device"] = config.embed.device
+    if config.adapter.source != NONE:
+        found["adapter.device"] = config.adapter.device
     wanted = config.semantics
     models = {"nli", "sentences", "generator"}
     if models & {wanted.meanings, wanted.similarity, wanted.rephrase}:
@@ -508,9 +280,20 @@ def _check_adapter(adapter: AdapterConfig) -> None:
         )
 
 
-def activation_statistics(adapter: AdapterConfig) -> tuple[str, ...]:
+def prior_statistics(adapter: AdapterConfig, *, pictures: bool = True) -> dict[str, str]:
+    """The statistics that FUSE is given, by the name it has there: the one that is s, and others.
+
+    Without an adapter there are none of its own, without pictures none of them.
+    """
+    named = {"s": adapter.statistic, **{name: name for name in adapter.statistics}}
+    gone = {"s", *OF_ADAPTER} if adapter.source == NONE else set()
+    gone |= set() if pictures else set(OF_PICTURES)
+    return {name: own for name, own in named.items() if own not in gone}
+
+
+def activation_statistics(adapter: AdapterConfig, *, pictures: bool = True) -> tuple[str, ...]:
     """The statistics a config names that are of the towers' activations."""
-    named = dict.fromkeys([adapter.statistic, *adapter.statistics])
+    named = dict.fromkeys(prior_statistics(adapter, pictures=pictures).values())
     return tuple(name for name in named if name in OF_ACTIVATIONS)
 
 
@@ -519,6 +302,16 @@ def _check_statistics(config: Config) -> None:
     for name in config.adapter.statistics:
         checks.known(name, (*OF_ADAPTER, *OF_ACTIVATIONS), "adapter.statistics:")
     named = activation_statistics(config.adapter)
+    if config.embed.towers == NONE and (named or config.adapter.source != NONE):
+        raise InputError(
+            "embed.towers = 'none' leaves no vectors for a prior: set adapter.source = 'none', and "
+            "name no statistic of activations."
+        )
+    if config.embed.towers in (NONE, MINILM) and config.adapter.source == TRAIN:
+        raise InputError(
+            f"adapter.source = 'train' needs towers of images and texts; embed.towers is "
+            f"{config.embed.towers!r}."
+        )
     if named and not config.embed.activations:
         raise InputError(
             f"the prior statistic {named[0]!r} is of the towers' activations, which "

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from fusevlm import checks, responses
-from fusevlm.checks import BoolArray, FloatArray, IntArray
+from fusevlm.checks import BoolArray, FloatArray, IntArray, whole_text
 from fusevlm.errors import InputError
 from fusevlm.meanings import best_sample, strings
 
@@ -49,7 +49,7 @@ class Displayed:
 class Samples:
     """What a model said to one query: n samples, and the answer to be judged.
 
-    texts            n strings
+    texts            n strings; none of them where nothing was sampled, and the answer is all
     token_logprobs   n sequences of token log-probabilities at temperature 1, EOS included; or None
     embeddings       [n, d] hidden states of the samples, in the precision they come in; or None
     answer           the answer that will be shown and judged (greedy); or None
@@ -80,9 +80,14 @@ class Samples:
 
     def __post_init__(self) -> None:
         n = len(strings(self.texts))
-        if n == 0:
-            raise InputError("texts is empty; expected at least one sample.")
-        _set(self, texts=tuple(self.texts))
+        if n == 0 and self.answer is None:
+            raise InputError("texts is empty; expected at least one sample, or answer='…'.")
+        _set(self, texts=tuple(map(whole_text, self.texts)))
+        if self.answer is not None:
+            _set(self, answer=whole_text(str(self.answer)))
+        for name in ("token_logprobs", "embeddings", "gram"):
+            if n == 0 and getattr(self, name) is not None and not len(getattr(self, name)):
+                _set(self, **{name: None})  # there is nothing to know of no samples
         if self.token_logprobs is not None:
             if len(self.token_logprobs) != n:
                 raise InputError(
@@ -163,6 +168,10 @@ class Samples:
 
     def __len__(self) -> int:
         return len(self.texts)
+
+    def has(self, attribute: str) -> bool:
+        """Whether ``attribute`` is known; ``texts``: whether there are any samples."""
+        return len(self) > 0 if attribute == "texts" else getattr(self, attribute) is not None
 
     @property
     def n_distinct(self) -> int:
@@ -254,6 +263,8 @@ class Query:
     history     earlier turns as (role, text), oldest first; roles are "user" and "assistant"
     references  right answers, where they are known
     metadata    anything else worth keeping with the results (split, answer type, image id, …)
+
+    Texts are of whole characters: halves of one are replaced (:func:`fusevlm.checks.whole_text`).
     """
 
     id: str
@@ -274,6 +285,15 @@ class Query:
                     f"query {self.id!r}: history holds {turn!r}; expected (role, text) pairs with "
                     f"role 'user' or 'assistant'."
                 )
+        _set(
+            self,
+            id=whole_text(self.id),
+            question=whole_text(self.question),
+            history=tuple((role, whole_text(str(text))) for role, text in self.history),
+            references=tuple(whole_text(str(text)) for text in self.references),
+            metadata={k: whole_text(v) if isinstance(v, str) else v
+                      for k, v in self.metadata.items()},
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)
@@ -290,6 +310,7 @@ class Generation:
     query_id: str
     samples: Samples | None = None
     error: str | None = None
+    passing: bool = False  # of an error: the same query may be answered another time
     token_ids: Sequence[Sequence[int]] = ()
     warped_logprobs: Sequence[Sequence[float]] = ()
     temperatures: Sequence[float] = ()
@@ -491,7 +512,7 @@ class Queries(Displayed):
 
     def has(self, attribute: str) -> bool:
         """Whether the samples of all queries carry ``attribute``; a mixture is an error."""
-        present = [getattr(q, attribute) is not None for q in self.samples]
+        present = [q.has(attribute) for q in self.samples]
         if any(present) and not all(present):
             raise InputError(
                 f"query {present.index(False)} has no {attribute} but others do; "

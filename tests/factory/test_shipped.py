@@ -24,7 +24,7 @@ def shipped():
 
 def test_they_are_small_and_half_precision(shipped):
     files = [path for path in shipped.rglob("*") if path.is_file()]
-    assert sum(path.stat().st_size for path in files) <= 14e6
+    assert sum(path.stat().st_size for path in files) <= 18e6
     assert {path.name for path in shipped.iterdir()} == {
         "dual_encoder", "vlm", "question_generator", "adapter", "fuse", "metrics.json",
     }  # fmt: skip

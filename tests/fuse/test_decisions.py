@@ -111,7 +111,7 @@ def test_nothing_certified_is_explained(caplog):
         found = fuse.decide(TEST, risk=0.02)
     assert set(found.reason) == {"nothing certified"}
     assert "at least 114 answered labels are needed" in caplog.text
-    assert "20 were kept" in caplog.text
+    assert "40 were kept" in caplog.text
 
 
 def test_saved_fits_decide_alike(fuse, tmp_path):

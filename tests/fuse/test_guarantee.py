@@ -134,3 +134,33 @@ def test_no_promise_where_weights_and_threshold_saw_the_same_labels(rule, caplog
     assert answered[0.0] / repetitions > 2 * DELTA
     assert promised[0.0] == 0
     assert promised[0.5] == answered[0.5] <= (DELTA + slack) * repetitions
+
+
+@pytest.mark.parametrize("size", [24, 36])
+def test_few_labels_keep_the_promise_all_of_them_in_the_threshold(size, caplog):
+    """Too few labels to set weights: none of them is spent on that, and the promise still holds."""
+    repetitions, risk = 200, 0.3
+    caplog.set_level(logging.ERROR)
+    rng = np.random.default_rng(size)
+
+    def world(n):
+        u = rng.standard_normal(n)
+        columns = {f"e{k}": u + rng.standard_normal(n) for k in range(3)}
+        return rng.random(n) < WORLDS["rising"](u), columns, u + 2 * rng.standard_normal(n)
+
+    fresh, new, strange = world(4000)
+    missed = certified = 0
+    for _ in range(repetitions):
+        wrong, columns, s = world(size)
+        if wrong.all() or not wrong.any():
+            continue
+        fuse = Fuse(cap=1.0).fit([Samples(["a"])] * size, wrong, s=s, extra=columns)
+        assert len(fuse._threshold_data.u) == size
+        answer = fuse.decide(
+            [Samples(["a"])] * len(fresh), s=strange, extra=new, risk=risk, delta=DELTA
+        ).answer
+        certified += bool(answer.any())
+        missed += bool(answer.any() and fresh[answer].mean() > risk)
+    print(f"\n{size} labels: certified {certified}, missed {missed} of {repetitions}")
+    assert certified > 0.1 * repetitions
+    assert missed / repetitions <= DELTA + 3 * np.sqrt(DELTA * (1 - DELTA) / repetitions)

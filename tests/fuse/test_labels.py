@@ -14,6 +14,7 @@ from fusevlm.fuse import labels
 from fusevlm.fuse.estimator import divide
 from fusevlm.fuse.labels import Binormal, labels_needed, why_nothing
 from fusevlm.fuse.thresholds import least_answers
+from fusevlm.maths import bounds
 
 EASY = {"risk": 0.2, "coverage": 0.7, "error_rate": 0.25, "auroc": 0.85, "repetitions": 200}
 
@@ -94,7 +95,7 @@ def test_labels_in_all_are_the_fewest_that_fuse_divides_so(size, share):
 
 @pytest.mark.parametrize(("risk", "delta"), [(0.05, 0.1), (0.2, 0.05), (0.5, 0.4)])
 def test_allowed_errors_by_trying_them_all(risk, delta):
-    for m, most in enumerate(labels.allowed_errors(np.arange(120), risk, delta)):
+    for m, most in enumerate(bounds.allowed_errors(np.arange(120), risk, delta)):
         passed = np.flatnonzero(stats.binom.cdf(np.arange(m), m, risk) <= delta)
         assert most == max(passed, default=-1)
 

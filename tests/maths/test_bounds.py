@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from scipy import optimize, stats
 
+from fusevlm.maths import bounds
 from fusevlm.maths.bounds import (
     binomial_p_value,
     clopper_pearson_upper,
@@ -66,3 +67,15 @@ def test_p_values_are_valid_at_the_edge_of_the_null():
 
 def test_the_papers_epsilon_at_its_own_size():
     assert finite_sample_epsilon(501, 0.1, 50) == pytest.approx(0.303, abs=1e-3)
+
+
+@pytest.mark.parametrize("risk", [0.01, 0.05, 0.2, 0.5, 0.9])
+@pytest.mark.parametrize("delta", [0.01, 0.1, 0.5])
+def test_allowed_errors_are_the_most_that_pass(risk, delta):
+    """One more would not pass, by scipy's own binomial; a tie (229 at ½) may fall either way."""
+    sizes = np.array([0, 1, 2, 5, 22, 44, 45, 114, 229, 230, 1000])
+    found = bounds.allowed_errors(sizes, risk, delta)
+    assert found[0] == -1
+    for m, most in zip(sizes[1:], found[1:], strict=True):
+        assert most == -1 or stats.binom.cdf(most, m, risk) <= delta + 1e-12
+        assert most == m or stats.binom.cdf(most + 1, m, risk) > delta - 1e-12

@@ -37,6 +37,8 @@ class Chat(ThreadingHTTPServer):
                        "top_k": "yes", "images": "yes", "max_tokens": "yes"}  # fmt: skip
         self.scale = False  # log-probabilities after temperature
         self.fault, self.times, self.headers = None, None, {}
+        self.skip = 0  # calls before the fault
+        self.frozen = False  # heeds no temperature
         self.lock, self.bodies, self.keys, self.starts = threading.Lock(), [], [], []
         self.now, self.most = 0, 0
         self.over = threading.Event()
@@ -48,12 +50,16 @@ class Chat(ThreadingHTTPServer):
 
     def break_down(self, fault, times=None, **headers):
         self.fault, self.times, self.headers = fault, times, headers
+        self.skip = 0
         self.bodies.clear()
         self.starts.clear()
 
     def next_fault(self):
         with self.lock:
             if self.fault is None or self.times == 0:
+                return None
+            if self.skip > 0:
+                self.skip -= 1
                 return None
             self.times = None if self.times is None else self.times - 1
             return self.fault
@@ -129,16 +135,21 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(data[: len(data) - cut])
 
 
-def entry(server, token, value, others):
-    """What is said of one token; ``others`` are the two best log-probabilities."""
+def entry(server, body, token, value, others):
+    """What is said of one token; ``others`` are all log-probabilities.
+
+    As vLLM has it: a token that is none of the best stands in the place of the last of them.
+    """
     found = {"token": token, "logprob": value, "bytes": list(token.encode())}
     if server.skills["top_logprobs"] == "yes":
-        found["top_logprobs"] = [{"token": "?", "logprob": one} for one in others]
+        best = sorted(others)[-body.get("top_logprobs", 0) :]
+        best = best if value in best else [value, *best[1:]]
+        found["top_logprobs"] = [{"token": "?", "logprob": one} for one in best]
     return found
 
 
 def choice(server, body, number):
-    heat, said, listed = body["temperature"], "", []
+    heat, said, listed = 0.0 if server.frozen else body["temperature"], "", []
     for step in range(LENGTH):
         row = logits(body["messages"], step)
         key = body.get("seed", str(len(server.bodies)))
@@ -147,8 +158,8 @@ def choice(server, body, number):
         shown = row / heat if server.scale and heat else row
         values = shown - np.logaddexp.reduce(shown)
         said += WORDS[k]
-        listed.append(entry(server, WORDS[k], values[k], sorted(values)[-2:]))
-    listed.append(entry(server, "</s>", EOS, [EOS, np.log1p(-np.exp(EOS))]))
+        listed.append(entry(server, body, WORDS[k], values[k], values))
+    listed.append(entry(server, body, "</s>", EOS, [EOS, np.log1p(-np.exp(EOS))]))
     found = {"index": number, "message": {"role": "assistant", "content": said},
              "finish_reason": "stop"}  # fmt: skip
     if body.get("logprobs") and server.skills["logprobs"] == "yes":

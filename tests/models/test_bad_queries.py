@@ -65,7 +65,7 @@ def test_the_first_frame_of_an_animation_is_taken(tmp_path):
     ("source", "message"),
     [
         (b"", "0 bytes"),
-        (b"not an image at all", "not an image"),
+        (b"not an image at all", "is not a picture; expected one of PNG, JPEG"),
         (jpeg(make_picture(0, (200, 200)))[:900], "cannot be read"),
         ("nowhere.png", "does not exist"),
         (3.5, "cannot take a float"),
@@ -134,8 +134,8 @@ def test_nan_logits_fail_their_own_query_only(path, monkeypatch):
     backend = HuggingFace(model, processor, decoding=Decoding(max_new_tokens=4, path=path))
     prefill = backend._prefill
 
-    def poisoned(query):
-        prompt = prefill(query)
+    def poisoned(query, **alone):
+        prompt = prefill(query, **alone)
         if query.id != "q1":
             return prompt
         return replace(prompt, logits=torch.full_like(prompt.logits, torch.nan))
@@ -161,7 +161,23 @@ def test_out_of_memory_together_is_tried_one_by_one(llava, monkeypatch, caplog):
         found = list(llava.sample([make_query(i) for i in range(3)], 4, HEAT, seed=0))
     assert [g.error is None for g in found] == [True, True, False]
     assert "out of memory" in found[2].error
-    assert "decoding 3 queries together failed" in caplog.text
+    assert "out of memory with 3 queries at a time: going on with 1" in caplog.text
+    llava._most = None
+
+
+def test_a_failure_together_is_tried_one_by_one(llava, monkeypatch):
+    from fusevlm.models import huggingface
+
+    decode = huggingface.decode
+
+    def fragile(model, prompts, temperatures, seed):
+        if any(prompt.query_id == "q2" for prompt in prompts):
+            raise ValueError("cannot take q2")
+        return decode(model, prompts, temperatures, seed)
+
+    monkeypatch.setattr(huggingface, "decode", fragile)
+    found = list(llava.sample([make_query(i) for i in range(3)], 4, HEAT, seed=0))
+    assert [g.error for g in found] == [None, None, "ValueError: cannot take q2"]
 
 
 def test_a_bug_is_not_a_query_error(llava, monkeypatch):

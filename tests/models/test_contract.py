@@ -82,7 +82,7 @@ def test_next_token_logits_equal_a_plain_forward(family):
     tokens = [20, 25, 18, 30]
     expected, _ = teacher_forced(backend, make_query(0), tokens)
     assert torch.allclose(prompt.logits, expected[0], atol=1e-4)
-    stepper = SharedStep(backend, [prompt], per_query=3)
+    stepper = SharedStep(backend, [prompt], np.zeros(3, dtype=int))
     with torch.inference_mode():
         for step, token in enumerate(tokens):
             logits = stepper.feed(torch.full((3,), token), np.arange(3), step)

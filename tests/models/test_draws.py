@@ -13,11 +13,11 @@ from fusevlm.models.draws import MOST_MARGIN, NEAR_BOUNDARY, choose, margins, un
 
 
 def test_keyed_numbers_do_not_depend_on_how_many_are_asked_for():
-    few, many = uniforms(3, "q7", 4, 5), uniforms(3, "q7", 9, 12)
+    few, many = uniforms(3, "q7", range(4), 5), uniforms(3, "q7", range(9), 12)
     np.testing.assert_array_equal(few, many[:4, :5])
-    for other in (uniforms(4, "q7", 4, 5), uniforms(3, "q8", 4, 5)):
+    for other in (uniforms(4, "q7", range(4), 5), uniforms(3, "q8", range(4), 5)):
         assert not np.isin(few, other).any()
-    big = np.concatenate([uniforms(0, str(i), 5, 20).ravel() for i in range(200)])
+    big = np.concatenate([uniforms(0, str(i), range(5), 20).ravel() for i in range(200)])
     assert stats.kstest(big, "uniform").pvalue > 0.01
 
 

@@ -18,13 +18,16 @@ from tests.models.toy import Toy
 
 from fusevlm.cli import main
 from fusevlm.errors import InputError
-from fusevlm.models.calls import KEYS, CallError, Meter, cleared
-from fusevlm.models.completions import Gives, spells
+from fusevlm.models.budget import BudgetError, Meter
+from fusevlm.models.calls import KEYS, cleared
+from fusevlm.models.completions import Gives, best_gap, spells
 from fusevlm.models.protocol import Decoding
 from fusevlm.models.registry import load_model
 from fusevlm.models.temperatures import constant, stratified
-from fusevlm.pipeline.sample import _note_server, sample_parts
+from fusevlm.pipeline.sample import note_server, read_server, sample_parts
+from fusevlm.settings import ServerConfig
 from fusevlm.store.generations import KIND, read_generations
+from fusevlm.store.journal import Journal
 from fusevlm.store.parts import Parts
 from fusevlm.store.runs import read_manifest
 from fusevlm.testing.contract import run_contract
@@ -46,8 +49,9 @@ def server():
         yield found
 
 
-def load(server, decoding=None, name="toy", **options):
-    return load_model(f"openai:{name}@{server.url}", decoding, **{"backoff": 0.001, **options})
+def load(server, decoding=None, name="toy", before=None, **options):
+    given = {"backoff": 0.001, **options}
+    return load_model(f"openai:{name}@{server.url}", decoding, offered={"before": before}, **given)
 
 
 def text_query(i=0, **changes):
@@ -175,6 +179,18 @@ def test_log_probabilities_that_follow_the_temperature_are_not_used(server, capl
     assert ask(model).samples.token_logprobs is None
 
 
+def test_answers_that_never_vary_are_said(server, caplog):
+    """A server that takes a temperature and heeds none."""
+    server.skills |= {"n": "ignored", "top_logprobs": "ignored"}
+    server.frozen = True
+    model = load(server)
+    assert not model.gives.varies
+    assert len(server.bodies) == 5  # four answers, one picture
+    assert "it seems to ignore the temperature" in caplog.text
+    server.frozen = False
+    assert load(server).gives.varies
+
+
 def test_a_server_without_pictures_answers_the_rest(server):
     server.skills["images"] = "no"
     model = load(server)
@@ -224,10 +240,10 @@ TABLE = {
     "fewer logprobs": ("the 2 log-probabilities do not belong to the answer", 1),
     "more logprobs": ("the 6 log-probabilities do not belong to the answer", 1),
     "null logprob": ("is not a number", 1),
-    "positive logprob": ("numbers cannot be used: .*log-probabilities are at most 0", 2),
+    "positive logprob": ("is 0.5; log-probabilities are at most 0", 1),
     "filtered": ("refused to answer: content_filter", 1),
     "refused": ("refused to answer: I can't say.", 1),
-    "empty": ("the judged answer is empty", 2),
+    "empty": ("the judged answer is empty", 1),
     "thinking": ("all 5 tokens were used up before any answer.*Raise max_new_tokens", 1),
     "one alternative": (None, 2),
     "emoji": (None, 2),
@@ -334,6 +350,24 @@ def test_a_margin_that_is_not_given_is_not_made_up(server):
     server.break_down("one alternative")
     found = ask(model)
     assert (found.error, found.samples.answer_margins) == (None, None)
+
+
+def test_margins_are_of_the_two_best_whatever_was_drawn(server):
+    """Also where a server lists the drawn token instead of one of the best (vLLM does)."""
+    model = load(server, Decoding(answer_temperature=4.0))
+    drawn = 0
+    for seed in range(6):
+        found = ask(model, seed=seed)
+        table = [logprobs(server.bodies[-1]["messages"], step) for step in range(LENGTH)]
+        gaps = [np.sort(row)[-1] - np.sort(row)[-2] for row in table]
+        assert found.samples.answer_margins[:LENGTH] == pytest.approx(gaps)
+        drawn += any(
+            v < np.sort(r)[-3] for v, r in zip(found.samples.answer_logprobs, table, strict=False)
+        )
+    assert drawn  # one that is none of the three best
+    two = {"logprob": -3.0, "top_logprobs": [{"logprob": -3.0}, {"logprob": -0.5}]}
+    assert best_gap(two) is None
+    assert best_gap({**two, "logprob": -0.5}) == 2.5
 
 
 def test_tokens_spell_a_text_or_do_not():
@@ -506,7 +540,9 @@ def test_a_budget_of_calls_is_kept_and_whole_queries_are_paid(server):
     found = list(model.sample([text_query(i) for i in range(4)], 3, constant(3), seed=0))
     assert [g.error is None for g in found] == [True, True, False, False]
     assert "the budget max_calls = 8 is used up" in found[2].error
-    assert "Load the model with a larger one for the rest" in found[2].error
+    assert "Allow more: --max-calls, or server.max_calls in the config" in found[2].error
+    assert found[2].passing
+    assert model.halted == found[3].error
     assert len(server.bodies) == 4
     assert model.describe()["calls"] == probed + 4
     with pytest.raises(InputError, match="max_calls = 2 is used up"):
@@ -520,38 +556,61 @@ def test_retries_count_too(server):
     assert len(server.bodies) == 3
 
 
+def tokens_of(model):
+    used = model.describe()
+    return used["prompt_tokens"] + used["answer_tokens"]
+
+
+def test_a_budget_of_money_is_kept(server):
+    """Prompts and answers have prices of their own."""
+    prices = {"price_prompt": 1e6, "price_answer": 1e7}  # 1 and 10 a token
+    model = load(server, Decoding(max_new_tokens=3), **prices)
+    used = model.describe()
+    assert used["cost"] == used["prompt_tokens"] + 10 * used["answer_tokens"] > 0
+    need = 2 * 10 + 10 * 4 * 3  # two calls, four answers
+    model = load(server, Decoding(max_new_tokens=3), **prices, max_cost=used["cost"] + need)
+    one, two = model.sample([text_query(i) for i in range(2)], 3, constant(3), seed=0)
+    assert one.error is None
+    assert "the budget max_cost" in two.error
+    assert model.describe()["cost"] == used["cost"] + need
+    with pytest.raises(InputError, match="max_cost needs prices"):
+        load(server, max_cost=1.0)
+
+
 def test_a_budget_of_tokens_is_kept(server):
-    used = load(server).describe()["tokens"]
+    used = tokens_of(load(server))
     decoding = Decoding(max_new_tokens=3)
     need = 2 * 10 + 4 * 3  # two calls, four answers
     model = load(server, decoding, max_tokens=used + 2 * need)
     found = list(model.sample([text_query(i) for i in range(3)], 3, constant(3), seed=0))
     assert [g.error is None for g in found] == [True, True, False]
     assert "max_tokens" in found[2].error
-    assert model.describe()["tokens"] == used + 2 * need
+    assert tokens_of(model) == used + 2 * need
     assert ask(model).error is not None
 
 
 def test_tokens_that_a_server_does_not_count_are_counted(server):
     model = load(server, Decoding(max_new_tokens=5))
-    before = model.describe()["tokens"]
+    before = tokens_of(model)
     server.break_down("no usage")
     ask(model, n=4)
-    assert model.describe()["tokens"] == before + 5 * 5
+    assert tokens_of(model) == before + 5 * 5
 
 
 def test_a_meter_keeps_what_it_promised():
-    meter = Meter(max_calls=10, max_tokens=100)
-    one = meter.promise(6, 60)
-    with pytest.raises(CallError, match="6 kept for queries under way, 5 wanted"):
-        meter.promise(5, 0)
-    with pytest.raises(CallError, match="max_tokens = 100 is used up: 0 used, 60 kept"):
-        meter.promise(1, 41)
+    meter = Meter(ServerConfig(max_calls=10, max_tokens=100), longest_prompt=5)
+    one = meter.promise(6, answers=3, tokens=10)
+    assert (one.calls, one.prompt, one.answer) == (6, 30, 30)
+    with pytest.raises(BudgetError, match="6 kept for queries under way, 5 wanted"):
+        meter.promise(5, 0, 0)
+    with pytest.raises(BudgetError, match="max_tokens = 100 is used up: 0 used, 60 kept"):
+        meter.promise(1, 4, 10)
     meter.send(one)
     meter.count(one, 5, 15)
-    assert (one.calls, one.tokens, meter.calls, meter.tokens) == (5, 40, 1, 20)
+    assert (one.calls, one.prompt, one.answer) == (5, 25, 15)
+    assert (meter.calls, meter.tokens) == (1, 20)
     meter.withdraw(one)
-    assert meter.promise(9, 80).calls == 9
+    assert meter.promise(9, 5, 7).calls == 9
 
 
 def test_what_nobody_waits_for_is_not_called(server):
@@ -575,7 +634,7 @@ def test_a_run_goes_on_without_paying_twice(server, tmp_path):
     model = load(server, concurrency=1)
     server.bodies.clear()
 
-    def stop(done, total):
+    def stop(done, total, note=""):
         if done == 2:
             raise KeyboardInterrupt
 
@@ -610,20 +669,156 @@ def test_the_stage_of_a_run_notes_what_the_server_gave(server, tmp_path, capsys)
     assert main(words) == 0
     calls = 3 + 4 * (1 + 5)
     assert len(server.bodies) == calls
-    (session,) = json.loads((tmp_path / "run" / "sample" / "server.json").read_bytes())["sessions"]
-    assert (session["model"], session["n"], session["eos"]) == ("toy-1", True, True)
-    assert session["calls"] == calls
+    noted = json.loads((tmp_path / "run" / "sample" / "server.json").read_bytes())
+    assert (noted["model"], noted["n"], noted["eos"]) == ("toy-1", True, True)
+    assert noted["calls"] == calls
     counts = read_manifest(tmp_path / "run", "sample").counts
-    assert (counts["calls"], counts["tokens"], counts["failed"]) == (calls, session["tokens"], 0)
+    assert (counts["calls"], counts["failed"]) == (calls, 0)
+    assert counts["tokens"] == noted["prompt_tokens"] + noted["answer_tokens"]
     assert main(words) == 0
     assert len(server.bodies) == calls  # done before: not even a probe
 
 
-def test_a_second_session_is_noted_beside_the_first(server, tmp_path):
-    for times in (1, 2):
-        assert _note_server(tmp_path / "server.json", load(server))["calls"] == 3 * times
-    assert _note_server(tmp_path / "none.json", Toy()) == {}
-    assert not (tmp_path / "none.json").exists()
+def test_what_was_used_and_found_out_before_counts_in_the_next_session(server, tmp_path):
+    """The server is not probed again, and the budget is that of all sessions together."""
+    first = load(server, max_calls=20)
+    note_server(tmp_path / "sample", first)
+    before = read_server(tmp_path, "sample", "semantics")
+    server.bodies.clear()
+    again = load(server, max_calls=20, before=before)
+    assert (again.gives, again.describe()) == (first.gives, first.describe())
+    assert not server.bodies  # a free GET at most
+    assert [
+        g.error is None
+        for g in again.sample([text_query(i) for i in range(10)], 2, constant(2), seed=0)
+    ] == [True] * 8 + [False] * 2
+    note_server(tmp_path / "none", Toy())
+    assert read_server(tmp_path, "none") == {}
+    with serving() as gone:
+        url = gone.url
+    with pytest.raises(InputError, match="nothing listens"):
+        load_model(f"openai:toy@{url}", offered={"before": before})
+
+
+# ---------------------------------------------------------------------- what is paid is never lost
+
+
+def journalled(server, tmp_path, **options):
+    model = load(server, **options)
+    model.journal = Journal(tmp_path / "calls.jsonl")
+    server.bodies.clear()
+    return model
+
+
+def texts_of(found):
+    return found.samples.answer, found.samples.texts, [*map(list, found.samples.token_logprobs)]
+
+
+@pytest.mark.parametrize("n", ["yes", "ignored"])
+def test_answers_of_a_failed_query_are_kept_and_only_the_rest_is_paid_for(server, tmp_path, n):
+    server.skills["n"] = n
+    model = journalled(server, tmp_path, concurrency=1, retries=0)
+    query, heat = make_query(0), stratified(10)
+    whole = ask(model, query, n=10, heat=heat)
+    all_calls = len(server.bodies)
+    for broken in range(all_calls):
+        model.journal = Journal(tmp_path / f"{broken}.jsonl")
+        server.break_down(None)
+        server.skip = broken  # the call after so many fails
+        server.fault, server.times = "500", 1
+        assert ask(model, query, n=10, heat=heat).passing
+        assert len(server.bodies) == broken + 1
+        server.break_down(None)
+        model.journal = Journal(tmp_path / f"{broken}.jsonl")  # as after a kill
+        found = ask(model, query, n=10, heat=heat)
+        assert found.error is None
+        assert len(server.bodies) == all_calls - broken
+        assert found.samples.answer == whole.samples.answer
+        assert found.prompt_tokens == 10
+        if n == "ignored":  # single calls have seeds of their own
+            assert texts_of(found) == texts_of(whole)
+
+
+def test_a_journal_knows_what_an_answer_depends_on(server, tmp_path):
+    model = journalled(server, tmp_path)
+    query = text_query(1)
+    first = ask(model, query)
+    calls = len(server.bodies)
+    assert texts_of(ask(model, query)) == texts_of(first)
+    assert len(server.bodies) == calls
+    for other, seed in ((replace(query, question="else?"), 0), (replace(query, id="x"), 0),
+                        (query, 1)):  # fmt: skip
+        before = len(server.bodies)
+        ask(model, other, seed=seed)
+        assert len(server.bodies) == before + calls
+    model.decoding = replace(model.decoding, max_new_tokens=7)
+    before = len(server.bodies)
+    ask(model, query)
+    assert len(server.bodies) == before + calls
+
+
+@pytest.mark.parametrize("fault", ["refused", "empty", "null logprob", "positive logprob"])
+def test_what_cannot_be_used_is_asked_for_again(server, tmp_path, fault):
+    model = journalled(server, tmp_path, concurrency=1)
+    server.break_down(fault, times=1)
+    assert ask(model).passing
+    assert len(model.journal) == 0
+    assert ask(model).error is None
+
+
+def test_a_run_stops_where_the_budget_ends_and_goes_on_with_a_larger_one(server, tmp_path, capsys):
+    rows = [{"id": f"v{i}", "question": f"what colour {i}"} for i in range(6)]
+    (tmp_path / "queries.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    (tmp_path / "own.toml").write_text(CONFIG.format(url=server.url))
+    words = ["sample", str(tmp_path / "own.toml"), "--run", str(tmp_path / "run")]
+    each = 1 + 5
+    assert main([*words, "--max-calls", str(3 + 3 * each + 2)]) == 1
+    said = capsys.readouterr().err
+    assert "sample stopped: the budget max_calls = 23 is used up" in said
+    assert "give the same command again" in said
+    assert len(server.bodies) == 3 + 3 * each
+    assert main([*words, "--max-calls", "100"]) == 0
+    assert len(server.bodies) == 3 + 6 * each
+    assert not list((tmp_path / "run" / "sample").glob("*.calls.jsonl"))
+    assert read_manifest(tmp_path / "run", "sample").counts["failed"] == 0
+
+
+def test_a_run_stops_where_the_server_is_gone_and_goes_on_when_it_is_back(server, tmp_path, capsys):
+    rows = [{"id": f"v{i}", "question": f"what colour {i}"} for i in range(6)]
+    (tmp_path / "queries.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    (tmp_path / "own.toml").write_text(CONFIG.format(url=server.url))
+    words = ["sample", str(tmp_path / "own.toml"), "--run", str(tmp_path / "run"),
+             "--set", "server.retries=0", "--set", "server.concurrency=1"]  # fmt: skip
+    server.skip, server.fault = 3 + 2 * 6 + 4, "503"  # in the midst of the third query
+    assert main(words) == 1
+    assert "sample stopped: HTTP 503 (Loading model)" in capsys.readouterr().err
+    server.break_down(None)
+    assert main(words) == 0
+    assert len(server.bodies) == 3 * 6 - 4 + 1 * 6  # what the third had is kept
+    found = list(read_generations(tmp_path / "run" / "sample"))
+    assert [g.query_id for g in found] == [f"test/v{i}" for i in range(6)]
+    assert all(g.error is None for g in found)
+
+
+def test_a_refused_query_is_asked_again_by_the_next_run(server, tmp_path, capsys):
+    rows = [{"id": f"v{i}", "question": f"what colour {i}"} for i in range(4)]
+    (tmp_path / "queries.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    (tmp_path / "own.toml").write_text(CONFIG.format(url=server.url))
+    words = ["sample", str(tmp_path / "own.toml"), "--run", str(tmp_path / "run"),
+             "--set", "server.concurrency=1"]  # fmt: skip
+    server.skip, server.fault, server.times = 3 + 6, "refused", 1
+    assert main(words) == 3
+    stored = list(read_generations(tmp_path / "run" / "sample"))
+    assert [g.error is None for g in stored] == [True, False, True, True]
+    assert "refused to answer: I can't say." in stored[1].error
+    server.break_down(None)
+    assert main(words) == 0
+    assert len(server.bodies) == 6
+    assert "1 failed query may be tried again" in capsys.readouterr().err
+    again = list(read_generations(tmp_path / "run" / "sample"))
+    assert all(g.error is None for g in again)
+    for k in (0, 2, 3):
+        assert texts_of(again[k]) == texts_of(stored[k])
 
 
 def test_samples_without_hidden_states_are_read_as_such(server, tmp_path):
@@ -654,9 +849,12 @@ def test_the_ten_lines_of_the_docs_run(server, tmp_path, monkeypatch, capsys):
     assert len(lines.splitlines()) <= 10
     monkeypatch.chdir(tmp_path)
     make_picture(0).save("cat.jpg")
+    rows = [f"what is it {k}?,{'red' if k % 2 else 'never'},cat.jpg" for k in range(12)]
+    Path("labelled.csv").write_text("\n".join(["question,references,image", *rows]))
     source = "openai:NAME@http://localhost:8000/v1"
     assert source in lines
     exec(compile(lines.replace(source, f"openai:toy@{server.url}"), "docs", "exec"), {})
     printed = capsys.readouterr().out
-    assert "q1" in printed
-    assert "'calls': 15" in printed
+    assert "10 samples: " in printed
+    assert "P(wrong)" in printed
+    assert f"'calls': {3 + 13 * 2}" in printed  # the probe; the answer, and all samples at once

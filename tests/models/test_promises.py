@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.models.toy import Toy, changed
+from tests.models.toy import InRounds, Toy, changed
 
 from fusevlm.errors import InputError
 from fusevlm.models.huggingface import HuggingFace
@@ -150,43 +150,76 @@ class WrongError(TakesAnything):
         return super().sample(queries, n, temperatures, seed)
 
 
-class OffByOne(HuggingFace):
+class AlwaysOne(Toy):
+    """A sample also where none is asked for."""
+
+    def sample(self, queries, n, temperatures, seed):
+        if n:
+            return super().sample(queries, n, temperatures, seed)
+        return super().sample(queries, 1, np.ones(1), seed)
+
+
+class OtherAlone(Toy):
+    """Another judged answer where it is asked for alone."""
+
+    def row(self, prompt, temperature, key):
+        more = () if self.n else ("alone",)
+        return super().row((*prompt, *more), temperature, key)
+
+    def sample(self, queries, n, temperatures, seed):
+        self.n = n
+        return super().sample(queries, n, temperatures, seed)
+
+
+class Forgets(InRounds):
+    """Each round begins anew, with other numbers."""
+
+    def begin(self, queries, temperatures, seed):
+        return super().begin(queries, temperatures, seed + 1)
+
+
+class Late(InRounds):
+    """No samples in the last round."""
+
+    def begin(self, queries, temperatures, seed):
+        return super().begin(queries, temperatures[:1], seed)
+
+
+class Changed(HuggingFace):
+    """What was sampled, changed."""
+
+    def sample(self, *given):
+        for g in super().sample(*given):
+            yield g if g.samples is None else self.change(g)
+
+
+class OffByOne(Changed):
     """States of the next sample's answer."""
 
-    def _generation(self, query, outcome, temperatures):
-        g = super()._generation(query, outcome, temperatures)
-        if g.samples is None:
-            return g
+    def change(self, g):
         layers = rolled(g)
         return replace(g, samples=replace(g.samples, embeddings=layers["last"]), layers=layers)
 
 
-class Warped(HuggingFace):
+class Warped(Changed):
     """Log-probabilities at the sampling temperature instead of 1."""
 
-    def _generation(self, query, outcome, temperatures):
-        g = super()._generation(query, outcome, temperatures)
-        if g.samples is None:
-            return g
+    def change(self, g):
         return replace(g, samples=replace(g.samples, token_logprobs=g.warped_logprobs))
 
 
-class Sure(HuggingFace):
+class Sure(Changed):
     """Margins that are a little too large."""
 
-    def _generation(self, query, outcome, temperatures):
-        g = super()._generation(query, outcome, temperatures)
-        if g.samples is None:
-            return g
+    def change(self, g):
         more = g.samples.answer_margins + 0.01
         return replace(g, samples=replace(g.samples, answer_margins=more))
 
 
-class AfterPrompt(HuggingFace):
+class AfterPrompt(Changed):
     """States of the answer for those of the prompt."""
 
-    def _generation(self, query, outcome, temperatures):
-        g = super()._generation(query, outcome, temperatures)
+    def change(self, g):
         return replace(g, prompt_layers=g.answer_layers)
 
 
@@ -269,6 +302,10 @@ BROKEN = [
     ("equal_ids", WrongError, "raised KeyError"),
     ("arguments", TakesAnything, "temperatures for n=4 were accepted"),
     ("arguments", WrongError, "raised KeyError"),
+    ("no_samples", AlwaysOne, "1 samples; none were asked for"),
+    ("no_samples", OtherAlone, "another judged answer"),
+    ("rounds", Forgets, "other samples in rounds"),
+    ("rounds", Late, "temperatures|there are 1 samples"),
     ("forward_pass", lambda: tiny_llava(OffByOne), "state of layer last of sample 0"),
     ("forward_pass", lambda: tiny_llava(Warped), "log-probabilities of sample"),
     ("forward_pass", lambda: tiny_llava(Sure), "margins of the answer"),
@@ -281,8 +318,9 @@ def failures(model):
 
 
 def test_a_plain_model_keeps_every_promise():
-    outcomes = {o.name: o for o in run_contract(Toy())}
-    assert [name for name, o in outcomes.items() if not o.passed] == ["forward_pass"]
+    for toy, left in ((Toy(), ["rounds", "forward_pass"]), (InRounds(), ["forward_pass"])):
+        outcomes = {o.name: o for o in run_contract(toy)}
+        assert [name for name, o in outcomes.items() if not o.passed] == left
     assert "not a Hugging Face model" in outcomes["forward_pass"].detail
 
 
@@ -332,7 +370,7 @@ def test_what_a_model_does_not_offer_is_skipped_and_not_failed():
     assert skipped["images"] == "the model says images=False"
     assert {*skipped} == {
         "lengths", "margins", "prompt", "repeats", "seed", "temperatures", "judged", "layout",
-        "images", "bad_query", "forward_pass",
+        "images", "bad_query", "rounds", "forward_pass",
     }  # fmt: skip
 
 
@@ -361,7 +399,7 @@ def test_the_command(capsys, tmp_path):
     assert command.main(["tiny:smolvlm", "-n", "3"]) == 0
     printed = capsys.readouterr().out
     assert printed.count(" ok\n") == len(CHECKS)
-    assert "tiny:smolvlm: 20 ok, 0 failed, 0 skipped" in printed
+    assert "tiny:smolvlm: 22 ok, 0 failed, 0 skipped" in printed
     for words, message in (
         (["tiny:nothing"], "the tiny model 'nothing' is not known"),
         (["tiny:llava", "--images", str(tmp_path / "none")], "no folder of pictures"),
@@ -381,7 +419,7 @@ def test_the_command_fails_with_a_broken_model(capsys, monkeypatch):
     printed = capsys.readouterr().out
     assert "seed            FAILED another seed gives the same samples" in printed
     assert "forward_pass    skipped not a Hugging Face model" in printed
-    assert "toy: 18 ok, 1 failed, 1 skipped" in printed
+    assert "toy: 19 ok, 1 failed, 2 skipped" in printed
 
 
 def test_too_few_queries_prove_nothing():

@@ -77,7 +77,7 @@ def test_sample_writes_a_stage_and_says_what_failed(folder, capsys):
     assert [x.split(":")[0] for x in captured.err.splitlines() if "begins" in x] == [
         "data", "sample",
     ]  # fmt: skip
-    assert "4 queries, 1 failed, 16 samples" in captured.err
+    assert "4 queries, 1 failed, 1 passing, 16 samples" in captured.err
     assert "sample 4/4" in captured.err
     assert "\r" not in captured.err  # this is no terminal
     found = list(read_generations(folder / "whole" / "sample"))
@@ -106,7 +106,8 @@ def test_a_finished_stage_is_said_and_keeps_its_exit_code(sampled, capsys):
     for again in (words, ["sample", str(run)]):
         assert main(again) == 3
         captured = capsys.readouterr()
-        assert "sample: done before (4 queries, 1 failed, 16 samples" in captured.err
+        assert "sample: 1 failed query may be tried again" in captured.err  # it is still missing
+        assert "4 queries, 1 failed, 1 passing, 16 samples" in captured.err
         assert "failed and left out: 1" in captured.out
     assert main([*words, "--quiet"]) == 3
     assert capsys.readouterr().err == ""

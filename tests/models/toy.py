@@ -2,14 +2,14 @@
 
 import hashlib
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
 import numpy as np
 
-from fusevlm import checks
 from fusevlm.data.images import load_image
 from fusevlm.errors import InputError
-from fusevlm.models.protocol import Capabilities
+from fusevlm.models.protocol import Capabilities, asked
 from fusevlm.types import Generation, Samples
 
 WORDS = np.array(["red", "blue", "green", "one", "two", "three"])
@@ -27,10 +27,7 @@ class Toy:
     capabilities = Capabilities(logprobs=True, hidden_states=True, images=True, deterministic=True)
 
     def sample(self, queries, n, temperatures, seed) -> Iterator[Generation]:
-        n = checks.count(n, "n")
-        checks.vector(temperatures, "temperatures", length=n)
-        if len({q.id for q in queries}) < len(queries):
-            raise InputError("two queries have the same id.")
+        asked(queries, n, temperatures)
         return iter([self.answer(query, temperatures, seed) for query in queries])
 
     def answer(self, query, temperatures, seed):
@@ -43,11 +40,11 @@ class Toy:
         prompt = (query.question, *seen)
         rows = [self.row(prompt, t, (seed, query.id, k)) for k, t in enumerate(temperatures)]
         *rows, (tokens, logprobs, state) = [*rows, self.row(prompt, 0.0, ())]
-        layers = {"last": np.stack([state for _, _, state in rows])}
+        layers = {"last": np.stack([state for _, _, state in rows])} if rows else {}
         samples = Samples(
             [" ".join(WORDS[t]) for t, _, _ in rows],
             [logprobs for _, logprobs, _ in rows],
-            layers["last"],
+            layers.get("last"),
             " ".join(WORDS[tokens]),
             logprobs,
             answer_margins=self.margins(prompt),
@@ -79,6 +76,24 @@ class Toy:
             tokens.append(int(np.argmax(logits + temperature * noise)))
             logprobs.append(float(logits[tokens[-1]] - np.logaddexp.reduce(logits)))
         return np.array(tokens), [*logprobs, EOS], random(prompt, tokens).standard_normal(5)
+
+
+class InRounds(Toy):
+    """A Toy that draws in rounds."""
+
+    @contextmanager
+    def begin(self, queries, temperatures, seed):
+        yield Rounds(self, {query.id: query for query in queries}, temperatures, seed)
+
+
+class Rounds:
+    def __init__(self, model, queries, temperatures, seed):
+        self.model, self.queries, self.temperatures, self.seed = model, queries, temperatures, seed
+
+    def draw(self, ids, n):
+        return self.model.sample(
+            [self.queries[i] for i in ids], n, self.temperatures[:n], self.seed
+        )
 
 
 def changed(**fields):

@@ -103,11 +103,13 @@ def make_run(root, tree=None, *, sizes=(N_CALIBRATION, N_TEST), errors=None, une
     upstream = {}
     for name, after in {"data": (), "sample": ("data",), "embed": ("data",),
                         "adapter": ("data", "embed")}.items():  # fmt: skip
-        upstream[name] = runs.digest_stage(root / name)
+        files = runs.file_digests(root / name)
+        upstream[name] = runs.digest_of(files)
         before = {other: upstream[other] for other in after}
-        runs.write_manifest(
-            root, Manifest(name, settings_of(name, config), {}, before, True, upstream[name])
+        made = Manifest(
+            name, settings_of(name, config), {}, before, True, upstream[name], files=files
         )
+        runs.write_manifest(root, made)
     runs.write_run(root, config)
     return config, world
 

@@ -36,7 +36,7 @@ def work(tmp_path, monkeypatch):
     runs.write_manifest(tmp_path, Manifest("embed", {}, {}, {}, complete=True))
     monkeypatch.setattr(adapter, "load_adapter", lambda run, config: Firsts())
     few = make_config({"adapter": {"statistics": ["s_text"]}}, "test")
-    return Work(tmp_path, few, lambda done, total: None)
+    return Work(tmp_path, few, lambda *_: None)
 
 
 def test_every_embedded_query_has_its_own_statistics(work):
@@ -75,7 +75,7 @@ def test_activations_are_measured_against_the_calibration_queries(tmp_path, monk
     monkeypatch.setattr(adapter, "read_asked", lambda run: asked)
     tree = {"statistic": "laplace_text", "statistics": ["mahalanobis_image", "s_text"]}
     config = make_config({"adapter": tree}, "test")
-    adapter.make(Work(tmp_path, config, lambda done, total: None))
+    adapter.make(Work(tmp_path, config, lambda *_: None))
     runs.write_manifest(tmp_path, Manifest("adapter", {}, {}, {}, complete=True))
     found = read_statistics(tmp_path)
     assert set(found) == set(ids) - {ids[4]}
@@ -95,7 +95,7 @@ def test_activations_are_measured_against_the_calibration_queries(tmp_path, monk
     monkeypatch.setattr(adapter, "read_asked", lambda run: [
         replace(q, metadata={**q.metadata, "split": "test"}) for q in asked])  # fmt: skip
     with pytest.raises(InputError, match="measured against calibration queries"):
-        adapter.make(Work(tmp_path, config, lambda done, total: None))
+        adapter.make(Work(tmp_path, config, lambda *_: None))
 
 
 def test_statistics_are_known_and_have_what_they_need():

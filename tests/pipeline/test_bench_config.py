@@ -152,7 +152,7 @@ def test_a_limit_is_that_of_every_place(config):
         ('"rouge_l@0.3"', '"rouge_l@x"', "NAME@LEVEL"),
         ('"exact_match"', '"exact"', "exact_match"),
         ('rows = "ablations"', 'rows = ["papr"]', "Did you mean 'paper'"),
-        ("[2, 5]", "[1]", "bench.samples is 1; expected a whole number of at least 2"),
+        ("[2, 5]", "[-1]", "bench.samples is -1; expected a whole number of at least 0"),
         ("samples =", "generations =", "has no key 'generations'. Known are: rows, samples"),
         ("samples =", "sample =", "Did you mean 'samples'"),
         ('rows = "ablations"', 'rows = "most"', "bench.rows is 'most'"),

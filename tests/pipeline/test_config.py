@@ -4,16 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from fusevlm.config import (
-    Config,
-    as_tree,
-    change_config,
-    demo_config,
-    limited,
-    make_config,
-    read_config,
-)
+from fusevlm.config import as_tree, change_config, demo_config, limited, make_config, read_config
 from fusevlm.errors import InputError
+from fusevlm.settings import Config
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 
@@ -94,7 +87,7 @@ def test_set_takes_toml_values_and_bare_words(change, section, key, value):
         ("[sample]\nn = 'many'\n", "mine.toml: sample.n is 'many'; expected a whole number"),
         ("[sample]\nn = 2.5\n", "sample.n is 2.5; expected a whole number"),
         ("[sample]\nn = true\n", "sample.n is True; expected a whole number"),
-        ("[sample]\nn = 0\n", "sample.n is 0; expected a whole number of at least 1"),
+        ("[sample]\nn = -1\n", "sample.n is -1; expected a whole number of at least 0"),
         ("[sample]\nhalf = 1\n", "sample.half is 1; expected true or false"),
         ("[sample]\nlayers = 'last'\n", "sample.layers is 'last'; expected a list of strings"),
         ("sample = 3\n", r"sample is 3; expected a section \[sample\]"),

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from fusevlm import metrics, simulate
-from fusevlm.config import CalibrateConfig, EvaluateConfig
 from fusevlm.pipeline.curves import labels_by, over_criteria, over_samples
 from fusevlm.pipeline.measure import EVERY, best_baseline, differences, measure, outcome_of
 from fusevlm.pipeline.methods import fit_method
 from fusevlm.scores import compute_scores
+from fusevlm.settings import CalibrateConfig, EvaluateConfig
 from fusevlm.types import Queries, Samples, Semantics
 
 N_FIT = 150

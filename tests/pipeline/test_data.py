@@ -8,11 +8,12 @@ import pytest
 from PIL import Image
 from tests.data import official
 
-from fusevlm.config import DataConfig, change_config, demo_config, make_config
+from fusevlm.config import change_config, demo_config, make_config
 from fusevlm.data.questions import queries
 from fusevlm.errors import InputError
 from fusevlm.pipeline.data import inputs, load_splits, read_asked
 from fusevlm.pipeline.run import run_stages
+from fusevlm.settings import DataConfig
 
 
 def test_generated_pictures_are_kept_without_loss(tmp_path):

@@ -11,7 +11,7 @@ from tests.pipeline.tiny_models import CONFIG, save_models, save_queries
 from tests.semantics.test_complement import yes_or_no
 
 import fusevlm
-from fusevlm.assistant import JSON_FIELDS, Answer, load
+from fusevlm.assistant import Assistant, load
 from fusevlm.cli import main
 from fusevlm.config import read_config
 from fusevlm.data.images import load_image
@@ -23,9 +23,11 @@ from fusevlm.models.temperatures import stratified
 from fusevlm.models.towers import Towers
 from fusevlm.pipeline import sample
 from fusevlm.pipeline.data import read_asked
+from fusevlm.pipeline.evaluate import read_predictions
 from fusevlm.pipeline.run import states
 from fusevlm.pipeline.score import read_scored
 from fusevlm.priors.gp.adapter import GpAdapter
+from fusevlm.render.answer import Answer
 from fusevlm.semantics.selfcheck import verdicts
 from fusevlm.store.generations import read_embeddings, read_generations
 from fusevlm.store.runs import read_run
@@ -100,7 +102,7 @@ def test_a_resumed_run_has_the_answers_of_an_uninterrupted_one(home, done):
     assert len(queries) == 56
     found = list(read_generations(run / "sample"))
     assert [g.query_id for g in found] == [q.id for q in queries]
-    model = sample.load_sampler(config.sample)
+    model = sample.load_sampler(config)
     heat = np.array(found[0].temperatures)
     for start in (0, 16, 48):
         fresh = model.sample(queries[start : start + 8], 4, heat, 0)
@@ -134,7 +136,9 @@ def test_the_run_prints_what_it_wrote(done, capsys):
     assert re.search(r"seconds: data \d+\.\d, pairs .* sample .* together \d+", captured.out)
     assert str(run / "report" / "index.html") in captured.out
     page = (run / "report" / "index.html").read_text()
-    assert page.count('src="data:image/png;base64,') == 3
+    data = json.loads(re.search(r'id="data">(.*?)</script>', page)[1])
+    assert sum(url.startswith("data:image/webp;base64,") for url in data["picture"]) == 16
+    assert data["u"]["practical"] == pytest.approx(read_predictions(run)["practical.u"], rel=1e-4)
 
 
 def test_failed_queries_are_counted_and_left_out(home, tmp_path, capsys):
@@ -165,7 +169,7 @@ def test_validate_looks_into_the_tables(home, tmp_path, capsys):
     words += ["--set", f"data.test={home / 'bad.jsonl'}", "--set", "embed.towers=./nowhere"]
     assert main([*words, "--set", "data.unit=kin", "--set", 'evaluate.slices=["kid"]']) == 1
     out = capsys.readouterr().out
-    assert "data.test: 1 pictures are missing, first" in out
+    assert "data.test: 1 pictures cannot be read, first" in out
     assert "data.test: 1 queries have no references, first 3" in out
     assert "evaluate.slices names the column 'kid', which the queries do not have. Did you" in out
     assert "the column 'kin', which query '0' lacks. Did you mean 'kind'" in out
@@ -196,7 +200,7 @@ def test_a_registered_model_from_the_file_to_the_table(home, tmp_path, capsys):
     assert before == ["data", "sample", "embed"]
     queries, found = read_asked(run), list(read_generations(run / "sample"))
     assert len(queries) == 24
-    decoding = sample.load_sampler(read_config(home / "own.toml").sample).decoding
+    decoding = sample.load_sampler(read_config(home / "own.toml")).decoding
     model = tiny.load("llava", decoding=decoding)
     fresh = model.sample(queries[8:16], 4, np.array(found[0].temperatures), 0)
     assert [g.samples.texts for g in fresh] == [g.samples.texts for g in found[8:16]]
@@ -207,7 +211,7 @@ def test_a_registered_model_from_the_file_to_the_table(home, tmp_path, capsys):
         assert f"{row['auroc']['estimate']:.3f} [" in captured.out
         assert name in rows
     assert main(["ask", str(home / "test-1.png"), "what colour", "--model", str(run)]) == 0
-    assert "4 sampled answers" in capsys.readouterr().out
+    assert "4 samples: " in capsys.readouterr().out
 
 
 def test_a_registered_model_refuses_what_it_does_not_take(home, tmp_path, capsys):
@@ -222,11 +226,12 @@ def test_a_registered_model_refuses_what_it_does_not_take(home, tmp_path, capsys
 def test_test_queries_alone_are_sampled_and_scored_but_not_calibrated(home, tmp_path, capsys):
     """No calibration table, and no references either: there is nothing to learn from."""
     rows = [json.loads(x) for x in (home / "test.jsonl").read_text().splitlines()][:6]
-    bare = [{**row, "image": str(home / row["image"]), "references": []} for row in rows]
+    bare = [{**row, "references": []} for row in rows]
     (tmp_path / "bare.jsonl").write_text("\n".join(map(json.dumps, bare)))
     run = tmp_path / "run"
     words = [str(home / "own.toml"), "--run", str(run), "--set", "data.calibration="]
-    words += ["--set", f"data.test={tmp_path / 'bare.jsonl'}", "--quiet"]
+    words += ["--set", f"data.test={tmp_path / 'bare.jsonl'}", "--set", f"data.images={home}"]
+    words += ["--quiet"]
     assert main(["score", *words]) == 0
     asked, absent = read_scored(run, read_run(run))
     assert (len(asked), asked.fit, asked.wrong) == (6, None, None)
@@ -259,7 +264,11 @@ def test_ask_is_what_the_parts_say(home, done):
     assert found.p_wrong == pytest.approx(fuse.predict_proba(scores)[0], rel=1e-5)
     answered = fuse.decide(scores, risk=0.3).answer[0]
     assert found.decision == ("answer" if answered else "abstain")
-    assert found == fusevlm.load(run).ask(picture, "what colour", risk=0.3, seed=4)
+    again = fusevlm.load(run).ask(picture, "what colour", risk=0.3, seed=4)
+    assert found.as_dict() == again.as_dict()
+    theta = fuse.threshold(risk=0.3)
+    assert found.threshold == (theta.threshold if theta.feasible else None)
+    assert sum(found.added.values()) == pytest.approx(found.m_post, rel=1e-6)
 
 
 def test_ask_asks_the_negated_question_where_the_fit_had_it(home, done):
@@ -281,13 +290,13 @@ def test_ask_asks_the_negated_question_where_the_fit_had_it(home, done):
     denied = replace(query, question="is there not a circle?")
     verdict = verdicts(vlm, [denied])
     again = verdict.share[0] if found.answer == "yes" else 1 - verdict.share[0]
-    s, *_ = asking._known(query.images[0], query.question, said.prompt_layers)
-    expected = fuse.score([said.samples], s=s, extra={"complement": [again]})
+    known = asking.table(asking._asked([query], {}), [said.samples], [said.prompt_layers])
+    expected = fuse.score([said.samples], s=known.prior, extra={"complement": [again]})
     assert found.u == pytest.approx(expected.u[0], rel=1e-6)
-    assert asking.further(query, said.samples) == {"complement": [pytest.approx(again)]}
-    other = replace(query, question="what colour")
-    assert np.isnan(asking.further(other, said.samples)["complement"]).all()
-    assert plain.further(query, said.samples) == {}
+    other = replace(query, id="other", question="what colour")
+    column = asking.further([query, other], [said.samples] * 2)["complement"]
+    np.testing.assert_allclose(column, [again, np.nan], rtol=1e-6)
+    assert plain.further([query], [said.samples]) == {}
 
 
 def test_ask_gives_a_fit_with_margins_its_own(home, done):
@@ -300,7 +309,7 @@ def test_ask_gives_a_fit_with_margins_its_own(home, done):
     query = fusevlm.types.Query("ask", "what colour", [load_image(home / "test-3.png")])
     (said,) = asking.model.sample([query], 4, stratified(4, seed=4), 4)
     least = min(said.samples.answer_margins)
-    assert asking.further(query, said.samples) == {"margin": [pytest.approx(-least)]}
+    assert asking.further([query], [said.samples])["margin"] == pytest.approx([-least])
     assert np.isfinite(asking.ask(query.images[0], query.question).u)
 
 
@@ -337,25 +346,65 @@ def test_ask_on_the_command_line(embedded, capsys):
     words = ["ask", str(embedded / "test-1.png"), "what colour", "-n", "6"]
     assert main([*words, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert tuple(found) == JSON_FIELDS
-    assert sum(found["samples"].values()) == 6
+    assert set(found) == JSON_FIELDS
+    assert found["version"] == 2
+    assert sum(found["samples"].values()) == found["n_samples"] == 6
     assert main(words) == 0
     text = capsys.readouterr().out
-    assert f"P(wrong)    {found['p_wrong']:.3f}" in text
-    assert "6 sampled answers" in text
-    for name, count in found["samples"].items():
-        assert f"{count} × {name or '(nothing)'}" in text
+    assert f"P(wrong) {found['p_wrong']:.2f}" in text
+    assert "6 samples: " in text
+    assert "\x1b" not in text
+    for bar, value in found["bars"].items():
+        assert re.search(rf"^{bar} +[█░]{{24}} +{value:.0%}", text, re.MULTILINE)
+    for name, count in list(found["samples"].items())[:5]:
+        shown = " ".join(name.split())[:59] or "(nothing)"
+        assert f"{count} × {shown}" in text
     model = ["--model", str(embedded / "run"), "--json"]
     assert main([*words, *model]) == 0
     again = json.loads(capsys.readouterr().out)
     assert again["answer"] == found["answer"]
 
 
+def test_a_table_is_asked_in_rounds_and_goes_on_after_a_kill(embedded, capsys, monkeypatch):
+    """--table with --fast: the same file, whether in one go or interrupted in the middle."""
+    rows = [{"id": f"r{k}", "question": "what colour", "image": f"test-{k % 9}.png"}
+            for k in range(40)]  # fmt: skip
+    rows[5]["question"] = " "
+    (embedded / "many.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    words = ["ask", "--table", str(embedded / "many.jsonl"), "--model", str(embedded / "run")]
+    words += ["--risk", "0.6", "--samples", "2"]
+    one, two = embedded / "one.jsonl", embedded / "two.jsonl"
+    assert main([*words, "--out", str(one)]) == 3
+    lines = [json.loads(line) for line in one.read_text().splitlines()]
+    assert [line["id"] for line in lines] == [row["id"] for row in rows]
+    assert [line["id"] for line in lines if "error" in line] == ["r5"]
+    assert all(line["generated"] >= 1 for line in lines if "error" not in line)
+    real, calls = Assistant.ask_all, []
+
+    def dies(self, queries, **terms):
+        calls.append(len(queries))
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return real(self, queries, **terms)
+
+    monkeypatch.setattr(Assistant, "ask_all", dies)
+    assert main([*words, "--out", str(two)]) == 130
+    assert not two.exists()
+    assert main([*words, "--out", str(two)]) == 3
+    assert calls == [16, 16, 16, 8]  # the first sixteen are not asked again
+    assert two.read_bytes() == one.read_bytes()
+    assert not list(embedded.glob("*.begun"))
+    capsys.readouterr()
+    for bad in (["--fast", "-n", "3"], ["--fast", "--samples", "2"]):
+        assert main(["ask", str(embedded / "test-1.png"), "what", *bad]) == 1
+        assert "exclude each other" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("image", "question", "message"),
     [
         ("none.png", "what", "none.png does not exist"),
-        ("own.toml", "what", "is not an image"),
+        ("own.toml", "what", "is not a picture"),
         ("test-1.png", "  ", "the question is empty"),
     ],
 )
@@ -368,8 +417,8 @@ def test_more_bad_asks(embedded, tmp_path):
     assistant = load("embedded")
     with pytest.raises(InputError, match="question is empty"):
         assistant.ask(make_picture(0), "")
-    with pytest.raises(InputError, match="n is 1"):
-        assistant.ask(make_picture(0), "what", n=1)
+    with pytest.raises(InputError, match="n is -1"):
+        assistant.ask(make_picture(0), "what", n=-1)
     with pytest.raises(InputError, match="risk is 2"):
         assistant.ask(make_picture(0), "what", risk=2)
     with pytest.raises(ArtefactError, match="no run folder"):
@@ -383,14 +432,22 @@ def test_missing_weights_are_said(monkeypatch, tmp_path, capsys):
     assert "is not at" in capsys.readouterr().err
 
 
+JSON_FIELDS = set(Answer.__dataclass_fields__) | {"version", "n_samples"}
+
+
 def test_an_answer_displays_without_trusting_its_text():
     hostile = "<b>x</b>"
-    found = Answer(hostile, {hostile: 2, "": 1}, 0.1, 0.2, 0.3, 0.4, 0.5, "answer", "", 1.0,
-                   0.2, 0.1, novelty=0.3)  # fmt: skip
+    found = Answer(
+        question=hostile, answer=hostile, decision="answer", reason="", why="Nothing about it is "
+        "unusual.", cause="", side="", p_wrong=0.1, risk=0.2, delta=0.1, threshold=1.0,
+        coverage=0.6, u=0.4, m0=0.1, evidence=0.2, m_post=0.3, sigma_post=0.5, novelty=0.3,
+        bars={"aleatoric": 0.5}, added={"picture": 0.3}, samples={hostile: 2, "": 1},
+        neighbours=[{"question": hostile, "answer": "", "wrong": True, "distance": 0.1}],
+    )  # fmt: skip
     html = found._repr_html_()
     assert hostile not in html
     assert "&lt;b&gt;x&lt;/b&gt;" in html
-    assert "at most 20% are answered wrongly" in html
+    assert "of those answers at most 20% are wrong" in html
     assert "(nothing)" in html
-    assert "u* 0.400 ≤ 1.000" in str(found)
-    assert set(found.as_dict()) == set(JSON_FIELDS)
+    assert "u* 0.40 ≤ 1.00" in str(found)
+    assert set(found.as_dict()) == JSON_FIELDS

@@ -9,8 +9,9 @@ import pyarrow.parquet as parquet
 import pytest
 from scipy import stats
 from sklearn.metrics import roc_auc_score
+from tests.pipeline.test_score import renote
 
-from fusevlm.config import CalibrateConfig, EvaluateConfig, change_config
+from fusevlm.config import change_config
 from fusevlm.errors import InputError, UndefinedMetricError
 from fusevlm.pipeline.causes import against, by_severity, mean_difference
 from fusevlm.pipeline.data import read_asked
@@ -26,6 +27,7 @@ from fusevlm.pipeline.methods import (
 )
 from fusevlm.pipeline.run import run_stages
 from fusevlm.pipeline.score import read_scored
+from fusevlm.settings import CalibrateConfig, EvaluateConfig
 from fusevlm.types import Queries, Samples
 
 FEW = EvaluateConfig(bootstrap=200)
@@ -307,6 +309,7 @@ def test_the_unit_of_resampling_is_the_datasets(run):
     table = pa_table(folder / "data" / "queries.parquet")
     table["unit"] = table["query_id"]
     write_table(folder / "data" / "queries.parquet", table)
+    renote(folder, "data")
     run_stages(folder, config, only="evaluate", redo="evaluate")
     after = read_results(folder)["slices"][0]
     for name, row in before["methods"].items():

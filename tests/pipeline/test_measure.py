@@ -8,10 +8,10 @@ from sklearn.metrics import roc_auc_score
 from tests.pipeline.test_evaluate import column_world
 
 from fusevlm import metrics
-from fusevlm.config import CalibrateConfig, EvaluateConfig
 from fusevlm.fuse import thresholds
 from fusevlm.pipeline.measure import Outcome, differences, measure, outcome_of
 from fusevlm.pipeline.methods import EMPIRICAL, GUARANTEED, Applied, Compared, fit_method
+from fusevlm.settings import CalibrateConfig, EvaluateConfig
 from fusevlm.types import Queries, Samples
 
 FEW = EvaluateConfig(bootstrap=50)

@@ -13,7 +13,7 @@ from sklearn.preprocessing import MinMaxScaler, StandardScaler
 from tests.pipeline.conftest import with_topics
 
 from fusevlm import metrics, simulate
-from fusevlm.config import CalibrateConfig, EvaluateConfig, RowConfig, SweepConfig, make_config
+from fusevlm.config import make_config
 from fusevlm.errors import InputError
 from fusevlm.fuse.estimator import divide
 from fusevlm.maths.logistic import RIDGES, unit_folds
@@ -31,6 +31,7 @@ from fusevlm.pipeline.methods import (
     rows_of,
 )
 from fusevlm.scores import compute_scores
+from fusevlm.settings import CalibrateConfig, EvaluateConfig, RowConfig, SweepConfig
 
 QUICK = [name for name in METHODS if "jitter" not in name and "split_half" not in name]
 CONFIG = CalibrateConfig()

@@ -310,7 +310,7 @@ def test_towers_of_another_width_than_the_adapter(home, tmp_path, capsys):
     assert not (run / "data").exists()
     assert main(command(home, ["embed"], run, *changes)) == 0
     # towers from a hub, whose width is known by their vectors only
-    work = Work(run, read_config(home / "own.toml", changes), lambda done, total: None)
+    work = Work(run, read_config(home / "own.toml", changes), lambda *_: None)
     with pytest.raises(InputError, match="width 16; the fit had 7"):
         adapter_stage.make(work)
 

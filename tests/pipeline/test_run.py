@@ -1,9 +1,9 @@
 """Running stages: skipped, resumed, refused; and everything that can go wrong with a folder."""
 
 import errno
-import json
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
@@ -12,7 +12,7 @@ from fusevlm.errors import ArtefactError, InputError
 from fusevlm.pipeline import calibrate, score
 from fusevlm.pipeline.evaluate import read_results
 from fusevlm.pipeline.run import STAGES, describe, idle, run_stages, states
-from fusevlm.store import files, hold, runs, save_json
+from fusevlm.store import files, hold, runs
 
 
 def heard(run, config, **options):
@@ -61,19 +61,20 @@ def test_an_earlier_stage_made_again_differently_makes_the_next_stale(run):
     folder, config = run
     labels = folder / "score" / score.LABELS
     labels.write_bytes(labels.read_bytes() + b"x")
-    manifest = json.loads((folder / "score" / "stage.json").read_text())
-    manifest["digest"] = runs.digest_stage(folder / "score")
-    save_json(folder / "score" / "stage.json", manifest)
+    manifest = runs.read_manifest(folder, "score")
+    runs.write_manifest(folder, replace(manifest, digest=runs.digest_stage(folder / "score")))
     with pytest.raises(ArtefactError, match="calibrate is stale: score was made again"):
         run_stages(folder, config)
 
 
 def test_the_same_result_again_leaves_later_stages_fresh(run):
     folder, config = run
-    runs.remove_stage(folder, "score")
+    runs.set_aside(folder, "score")
+    assert states(folder, config)["calibrate"].reason == "score is missing"
     with pytest.raises(ArtefactError, match="calibrate is stale: score is missing"):
-        run_stages(folder, config)
-    run_stages(folder, config, only="score")
+        run_stages(folder, config, only="calibrate")
+    lines = heard(folder, config)
+    assert [line for line in lines if "begins" in line] == ["score: begins"]
     assert {state.kind for state in states(folder, config).values()} == {"fresh"}
 
 
@@ -171,11 +172,17 @@ def test_a_damaged_stage_can_be_redone(run):
     assert states(folder, config)["report"].kind == "fresh"
 
 
-def test_a_damaged_table_is_named(run):
+def test_a_damaged_table_is_named_before_anything_is_made_of_it(run):
     folder, config = run
-    (folder / "score" / score.TABLE).write_bytes(b"PAR1 nonsense")
-    with pytest.raises(ArtefactError, match=r"scores.parquet is missing or damaged.*--redo score"):
-        run_stages(folder, config, redo="calibrate")
+    table = folder / "score" / score.TABLE
+    whole = table.read_bytes()
+    for spoil, what in ((lambda: table.write_bytes(whole[:-9] + b"x" + whole[-8:]), "was changed"),
+                        (table.unlink, "is missing")):  # fmt: skip
+        spoil()
+        with pytest.raises(
+            ArtefactError, match=rf"scores\.parquet {what} since the stage was made"
+        ):
+            run_stages(folder, config, redo="calibrate")
 
 
 def test_one_process_at_a_time(run):
@@ -199,8 +206,8 @@ def test_a_changed_input_file_makes_its_stage_stale(run, tmp_path, monkeypatch):
 
 def test_a_stage_alone_needs_those_before_it(run):
     folder, config = run
-    runs.remove_stage(folder, "report")
-    runs.remove_stage(folder, "evaluate")
+    runs.set_aside(folder, "report")
+    runs.set_aside(folder, "evaluate")
     with pytest.raises(ArtefactError, match="report needs evaluate, which is missing"):
         run_stages(folder, config, only="report")
     with pytest.raises(InputError, match=r"stage 'scores' is not known\. Did you mean 'score'"):

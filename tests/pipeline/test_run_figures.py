@@ -1,6 +1,7 @@
 """Which methods and queries the figures of a run are of."""
 
 import dataclasses
+import json
 import math
 import re
 
@@ -10,7 +11,7 @@ import pytest
 from fusevlm.config import make_config
 from fusevlm.errors import InputError
 from fusevlm.pipeline.evaluate import read_predictions, read_results
-from fusevlm.pipeline.report import check_report, drawn, of_choice, read_ntl
+from fusevlm.pipeline.report import _likely, check_report, drawn, of_choice, read_shown
 from fusevlm.pipeline.run import run_stages
 from fusevlm.pipeline.validate import validate
 from fusevlm.store.generations import read_generations
@@ -69,7 +70,7 @@ def test_what_is_not_compared_is_refused_before_anything_runs(tmp_path):
 def test_ntl_is_that_of_the_stored_tokens(finished):
     root, *_ = finished
     ids = read_predictions(root)["query_id"]
-    found = dict(zip(ids, read_ntl(root, ids), strict=True))
+    found = dict(zip(ids, _likely(read_shown(root, ids)), strict=True))
     for generation in read_generations(root / "sample"):
         if generation.query_id in found:
             tokens = [math.exp(x) for row in generation.samples.token_logprobs for x in row]
@@ -77,10 +78,20 @@ def test_ntl_is_that_of_the_stored_tokens(finished):
 
 
 @pytest.mark.parametrize("method", ["g_nll", "prior-only"])
-def test_examples_of_another_method_are_its_own(run, method):
-    """Numbers and groups on the page against the stored predictions."""
+def test_examples_of_another_method_are_its_own(run, method, monkeypatch):
+    """Numbers and groups of the examples, and the page's data, against the stored predictions."""
+    from fusevlm.pipeline import report as stage
+
     folder, config = run
-    report = dataclasses.replace(config.report, method=method, examples=4, figures=("roc",))
+    drawn_groups = {}
+    draw = stage.draw_examples
+
+    def kept(groups, title):
+        drawn_groups.update(groups)
+        return draw(groups, title)
+
+    monkeypatch.setattr(stage, "draw_examples", kept)
+    report = dataclasses.replace(config.report, method=method, examples=4, figures=("qualitative",))
     run_stages(folder, dataclasses.replace(config, report=report), redo="report")
     page = (folder / "report" / "index.html").read_text()
     table = read_predictions(folder)
@@ -93,14 +104,16 @@ def test_examples_of_another_method_are_its_own(run, method):
         "confident and wrong": next(i for i in order[:half] if wrong[i]),
         "unsure and right": next(i for i in order[half:][::-1] if not wrong[i]),
     }
+    m0 = table.get(f"{method}.m0")
     for group, row in first.items():
-        card = page.split(f"<h3>{group}</h3>")[1].split("<h3>")[0]
-        rank = int(np.flatnonzero(order == row)[0]) + 1
-        assert f"u* {u[row]:.3f} (rank {rank} of {len(u)})" in card
-        assert f"P(wrong) {table[f'{method}.p_wrong'][row]:.3f}" in card
-        m0 = table.get(f"{method}.m0")
-        assert f"m0 {'–' if m0 is None else format(m0[row], '.3f')}" in card
+        (example,) = drawn_groups[group]
+        assert (example.u, example.rank) == (u[row], int(np.flatnonzero(order == row)[0]) + 1)
+        assert example.p_wrong == table[f"{method}.p_wrong"][row]
+        assert example.m0 == (None if m0 is None else m0[row])
         answered = table[f"{method}.answered_guaranteed"][row]
-        assert f">{'answer' if answered else 'abstain'}</b>" in card
-    assert len(re.findall('<div class="card (?:successes|failures)">', page)) == 4
+        assert example.decision == ("answer" if answered else "abstain")
+    data = json.loads(re.search(r'id="data">(.*?)</script>', page)[1])
+    assert data["method"] == method
+    assert data["compared"][method]["u"] == table[f"{method}.u"]
+    assert (data["own"] is None) == (m0 is None)
     assert read_results(folder)["slices"][0]["methods"].keys() >= {method}

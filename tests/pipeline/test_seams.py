@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 
 import numpy as np
 import pytest
@@ -12,10 +13,9 @@ from tests.render.test_latex import check_structure
 from tests.semantics.test_complement import yes_or_no
 
 import fusevlm
-from fusevlm import Fuse, config
+from fusevlm import Fuse, config, settings
 from fusevlm.cli import main
-from fusevlm.config import SECTIONS, read_config
-from fusevlm.data.images import load_image
+from fusevlm.config import read_config
 from fusevlm.models.huggingface import HuggingFace
 from fusevlm.models.protocol import Decoding
 from fusevlm.pipeline.data import read_asked
@@ -28,6 +28,7 @@ from fusevlm.scores.agreement import complement_column
 from fusevlm.semantics.complement import failures_to_flip
 from fusevlm.semantics.inference import NliModel
 from fusevlm.semantics.negate import negate
+from fusevlm.settings import SECTIONS
 from fusevlm.store.generations import read_generations
 from fusevlm.store.runs import read_run
 from fusevlm.testing import tiny, tiny_helpers
@@ -99,6 +100,7 @@ RUNS = {
         "evaluate.slices": ["kind"],
         "report.method": "semantic_entropy_rao",
         "report.beside": ["eigv", "practical"],
+        "report.gallery": 7,
     },
     "sentences": {
         "data.unit": "kind",
@@ -106,6 +108,7 @@ RUNS = {
         "semantics.meanings": "sentences",
         "semantics.similarity": "sentences",
         "semantics.threshold": 0.5,
+        "rounds.use": False,
         "semantics.encoder": "minilm-folder",
         "semantics.rephrase": "generator",
         "semantics.generator": "blip",
@@ -140,6 +143,9 @@ RUNS = {
         "semantics.complement_samples": 2,
         "calibrate.evidence": ["complement", "rephrasing", "margin", "distinct"],
         "evaluate.risks": [0.3],
+        "rounds.tiers": [1, 3],
+        "rounds.samples": 1.5,
+        "rounds.counts": [0, 2, 4],
         "sample.model": "huggingface:vlm",
         "adapter.statistics": ["s_image", "mahalanobis_image", "laplace_text"],
         "score.criterion": "exact_match_majority",
@@ -160,6 +166,7 @@ ELSEWHERE = {
     "adapter.lambda2": "test_pairs.py",
     "adapter.mixed": "test_pairs.py",
     "adapter.device": "no second device here",
+    "data.outside": "test_hostile.py",
     "data.folder": "test_an_official_dataset",
     "data.split": "test_an_official_dataset",
     "data.seed": "test_an_official_dataset",
@@ -171,6 +178,11 @@ ELSEWHERE = {
     "embed.revision": "of a hub",
     "embed.device": "no second device here",
     "semantics.device": "no second device here",
+    **{
+        f"server.{one.name}": "test_text_only.py"
+        for one in dataclasses.fields(settings.ServerConfig)
+    },
+    **{f"vllm.{one.name}": "test_vllm.py" for one in dataclasses.fields(settings.VllmConfig)},
 }
 
 
@@ -228,7 +240,7 @@ def test_a_run_with_these_settings_reaches_its_table(home, name, capsys):
     wanted = read_run(run).calibrate.names()
     measured = results["slices"][0]["methods"]
     assert set(measured) | set(results["absent"]) == set(wanted)
-    assert "practical" in measured
+    assert "practical" in measured, results["absent"]
     if name == "inference":
         assert not results["absent"]
         assert (run / "cache" / "pairs.sqlite").stat().st_size > 0
@@ -240,11 +252,15 @@ def test_a_run_with_these_settings_reaches_its_table(home, name, capsys):
         assert {"k_kappa_0.1", "k_kappa_0.2"} <= set(measured)
         assert "score.baselines leaves it out" in results["absent"]["umpire"]
     page = (run / "report" / "index.html").read_text()
-    svgs, pdfs = ({p.stem for p in (run / "report").glob(f"*.{k}")} for k in ("svg", "pdf"))
+    folder = run / "report"
+    svgs, pdfs, pngs = ({p.stem for p in folder.glob(f"*.{k}")} for k in ("svg", "pdf", "png"))
+    assert pngs == svgs
     assert svgs == set(RUNS[name].get("report.figures", TITLES))
     assert pdfs == (svgs if RUNS[name].get("report.pdf", True) else set())
     chosen = find_method(RUNS[name].get("report.method", "practical")).title
-    assert f"By {chosen}." in page
+    assert f"by {chosen};" in page
+    data = json.loads(re.search(r'id="data">(.*?)</script>', page)[1])
+    assert len(data["gallery"]) == min(RUNS[name].get("report.gallery", 1500), len(data["id"]))
     if "report.beside" in RUNS[name]:
         lines = [chosen, *(n for n in RUNS[name]["report.beside"] if n in measured)]
         assert (run / "report" / "risk-coverage.svg").read_text().count(": AURC ") == len(lines)
@@ -425,7 +441,8 @@ def test_a_question_asked_has_the_statistics_and_inputs_of_the_run(home):
     asked = {q.id: q for q in read_asked(run)}[queries.ids[row]]
     assistant = fusevlm.load(run)
     ((said,), picture) = assistant.model.sample([asked], 4, np.ones(4), 0), asked.images[0]
-    s, inputs, views = assistant._known(load_image(picture), asked.question, said.prompt_layers)
+    table = assistant.table(assistant._asked([asked], {}), [said.samples], [said.prompt_layers])
+    s, inputs, views = table.prior, table.inputs, table.views
     assert list(s) == ["s", "s_image", "mahalanobis_image", "laplace_text"]
     assert list(inputs) == ["image", "text", "prompt"]
     for given, stored in ((s, queries.prior), (inputs, queries.inputs)):

@@ -121,7 +121,9 @@ def test_the_run_computes_just_what_its_baselines_need(run, monkeypatch):
     run_stages(folder, config, redo="semantics")
     assert set(map(frozenset, asked)) == {frozenset()}
     asked.clear()
-    monkeypatch.setattr(semantics, "load_sampler", lambda config: None)  # no question is yes/no
+    monkeypatch.setattr(
+        semantics, "load_sampler", lambda config, before: None
+    )  # no question is yes/no
     changed = change_config(config, ["semantics.complement=templates"])
     run_stages(folder, changed, only="semantics", redo="semantics")
     assert set(map(frozenset, asked)) == {frozenset({"complement"})}  # though no baseline needs it

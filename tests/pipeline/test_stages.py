@@ -136,7 +136,7 @@ def test_a_stage_made_again_makes_the_next_stale_if_it_differs(tmp_path, makers)
     run_stages(run, config)
     for chance, expected in (("", "fresh"), ("!", "stale")):
         makers["first"].chance = chance
-        runs.remove_stage(run, "first")
+        runs.set_aside(run, "first")
         run_stages(run, config, only="first")
         found = states(run, config)
         assert (found["second"].kind, found["third"].kind) == (expected, "fresh")

@@ -5,6 +5,7 @@ import pytest
 from scipy.spatial import distance
 from sklearn.covariance import empirical_covariance, shrunk_covariance
 from sklearn.neighbors import NearestNeighbors
+from tests.store.test_objects import arrays_of
 
 from fusevlm.errors import ArtefactError, InputError, NotFittedError
 from fusevlm.maths.covariance import oas_intensity
@@ -71,7 +72,7 @@ class TestContract:
         again = make.load(tmp_path).statistics(NEW_IMAGE, NEW_TEXT)
         for name, values in prior.statistics(NEW_IMAGE, NEW_TEXT).items():
             np.testing.assert_array_equal(again[name], values)
-        (tmp_path / "arrays.safetensors").write_bytes(b"")
+        arrays_of(tmp_path).write_bytes(b"")
         with pytest.raises(ArtefactError, match="truncated"):
             make.load(tmp_path)
 

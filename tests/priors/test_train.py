@@ -14,6 +14,7 @@ import pytest
 import torch
 from adapter_worlds import make_pairs
 from safetensors.numpy import save_file
+from tests.store.test_objects import arrays_of
 
 from fusevlm.errors import ArtefactError, InputError, NotFittedError
 from fusevlm.priors.gp import task
@@ -144,7 +145,7 @@ def test_save_and_load(adapter, tmp_path):
 
 def test_foreign_truncated_and_newer_adapters_are_refused(adapter, tmp_path):
     adapter.save(tmp_path / "a")
-    arrays = tmp_path / "a" / "arrays.safetensors"
+    arrays = arrays_of(tmp_path / "a")
     whole = arrays.read_bytes()
     arrays.write_bytes(whole[: len(whole) // 2])
     with pytest.raises(ArtefactError, match="truncated or replaced"):
@@ -236,14 +237,14 @@ def test_a_truncated_checkpoint_falls_back_to_the_one_before(pairs, tmp_path, ca
     GpAdapter(**SMALL, steps=6).fit(*pairs, folder=tmp_path, checkpoint_every=2)
     folders = sorted((tmp_path / CHECKPOINTS).iterdir())
     assert [f.name for f in folders] == ["00000004", "00000006"]
-    arrays = folders[1] / "arrays.safetensors"
+    arrays = arrays_of(folders[1])
     arrays.write_bytes(arrays.read_bytes()[:100])
     resumed = GpAdapter(**SMALL, steps=6).fit(*pairs, folder=tmp_path)
     assert "skipped a checkpoint" in caplog.text
     straight = GpAdapter(**SMALL, steps=6).fit(*pairs)
     assert resumed.fitted.record.objective == straight.fitted.record.objective
     for folder in (tmp_path / CHECKPOINTS).iterdir():
-        (folder / "arrays.safetensors").write_bytes(b"no")
+        arrays_of(folder).write_bytes(b"no")
     with pytest.raises(ArtefactError, match="truncated or replaced"):
         GpAdapter(**SMALL, steps=6).fit(*pairs, folder=tmp_path)
 

@@ -14,11 +14,10 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_hex
 from matplotlib.text import Text
 from PIL import Image
-from tests.render.test_report import example
 
 from fusevlm.errors import UndefinedMetricError
 from fusevlm.pipeline.figures import draw_bench, titles_of
-from fusevlm.render.examples import GROUPS, choose
+from fusevlm.render.examples import GROUPS, Example, choose
 from fusevlm.render.figures import (
     TINTS,
     draw_against_ntl,
@@ -32,6 +31,15 @@ from fusevlm.render.plots import FEW, Line, draw_plots, plain
 from fusevlm.render.results import Curve
 
 NASTY = "costs $5 or $6_x^\\frac? \x00\x1b<b>&\ud800 日本"
+
+
+def example(**changes):
+    facts = {
+        "picture": b"", "question": "<b>?", "references": ["<i>"], "answer": "<u>", "wrong": True,
+        "samples": [("<s>", 3), ("red", 1)], "u": 1.25, "rank": 9, "of": 80, "ntl": 0.875,
+        "p_wrong": 0.625, "m0": 0.375, "evidence": None, "decision": "abstain",
+    }  # fmt: skip
+    return Example(**{**facts, **changes})
 
 
 @pytest.fixture(scope="module")

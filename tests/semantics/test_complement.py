@@ -100,7 +100,7 @@ def test_shares_of_a_model_without_logits(said, judged, samples, expected):
     (found,) = failures_to_flip(backend, [query], [judged], ["is it not red"], samples=samples)
     assert found == (expected if expected is None else pytest.approx(expected))
     ((asked,),) = backend.batches
-    assert asked == ("q0, negated", "is it not red", max(samples, 1), [1.0] * max(samples, 1))
+    assert asked == ("q0, negated", "is it not red", samples, [1.0] * samples)
 
 
 def test_a_first_token_that_is_neither_is_not_read(vlm, caplog):

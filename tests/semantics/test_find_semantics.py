@@ -11,7 +11,7 @@ from tests.semantics.test_inference import brute_force
 from tests.semantics.test_rephrase import Scripted
 from tests.semantics.test_strings import by_definition
 
-from fusevlm.config import SemanticsConfig, make_config
+from fusevlm.config import make_config
 from fusevlm.errors import InputError
 from fusevlm.models.huggingface import HuggingFace
 from fusevlm.models.protocol import Decoding
@@ -20,6 +20,7 @@ from fusevlm.semantics.find import PARTS, Tools, find_semantics
 from fusevlm.semantics.inference import NliModel
 from fusevlm.semantics.selfcheck import p_true
 from fusevlm.semantics.sentences import answer_similarity, sentence_similarity
+from fusevlm.settings import SemanticsConfig
 from fusevlm.testing import tiny
 from fusevlm.types import Query, Samples
 

@@ -112,7 +112,25 @@ def test_a_failed_write_stops_the_run(tmp_path):
     with PairCache(path) as cache:
         other = sqlite3.connect(path)
         with other:
-            other.execute("DROP TABLE judged")
+            other.execute("DROP TABLE verdicts")
         other.close()
         with pytest.raises(ArtefactError, match="cannot write"):
             cache.add("m", {("a", "b"): np.ones(3) / 3})
+
+
+def test_a_damaged_row_is_judged_again(tmp_path):
+    path, pairs = tmp_path / "pairs.sqlite", [("a", "b"), ("b", "a"), ("c", "d")]
+    judge = Digest()
+    with PairCache(path) as cache:
+        expected, _ = judge_pairs(judge, pairs, cache)
+    with sqlite3.connect(path) as file:
+        file.execute("UPDATE verdicts SET neutral = 'much' WHERE entailment IN "
+                     "(SELECT MAX(entailment) FROM verdicts)")  # fmt: skip
+        file.execute("UPDATE verdicts SET contradiction = contradiction + 1e-9 WHERE entailment IN "
+                     "(SELECT MIN(entailment) FROM verdicts)")  # fmt: skip
+    file.close()
+    with PairCache(path) as cache:
+        found, new = judge_pairs(judge, pairs, cache)
+        assert new == 2
+        np.testing.assert_array_equal(found, expected)
+        assert judge_pairs(judge, pairs, cache)[1] == 0  # put right

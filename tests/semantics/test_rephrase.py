@@ -49,8 +49,9 @@ class Scripted:
             if text is None:
                 yield Generation(query.id, error="refused")
             else:
-                texts = [text] * n if isinstance(text, str) else text
-                yield Generation(query.id, Samples(texts=texts, answer=texts[0]))
+                texts = [text] * n if isinstance(text, str) else text[:n]
+                answer = text if isinstance(text, str) else text[0]
+                yield Generation(query.id, Samples(texts=texts, answer=answer))
 
 
 def test_the_wording_of_the_generator_is_the_one_it_was_taught():

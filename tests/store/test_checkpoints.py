@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 import pytest
+from tests.store.test_objects import arrays_of
 
 from fusevlm.errors import ArtefactError
 from fusevlm.store.checkpoints import MANIFEST, load_newest, remove_numbered, save_numbered
@@ -47,10 +48,10 @@ def test_one_cut_short_does_not_count(tmp_path):
 def test_a_damaged_one_is_skipped_and_said(tmp_path, caplog):
     save(tmp_path, 5)
     save(tmp_path, 7)
-    (tmp_path / "00000007" / "arrays.safetensors").write_bytes(b"no")
+    arrays_of(tmp_path / "00000007").write_bytes(b"no")
     assert load(tmp_path) == Note(5)
     assert "skipped a checkpoint" in caplog.text
-    (tmp_path / "00000005" / "arrays.safetensors").write_bytes(b"no")
+    arrays_of(tmp_path / "00000005").write_bytes(b"no")
     with pytest.raises(ArtefactError, match=r"00000007.*truncated or replaced"):
         load(tmp_path)
 
@@ -58,7 +59,7 @@ def test_a_damaged_one_is_skipped_and_said(tmp_path, caplog):
 def test_a_damaged_higher_number_does_not_push_out_the_new_one(tmp_path):
     """Resumed from 5 past a damaged 7, saved at 6: with room for one, 6 stays."""
     save(tmp_path, 7)
-    (tmp_path / "00000007" / "arrays.safetensors").write_bytes(b"no")
+    arrays_of(tmp_path / "00000007").write_bytes(b"no")
     save(tmp_path, 6, keep=1)
     assert names(tmp_path) == ["00000006"]
     assert load(tmp_path) == Note(6)

@@ -2,13 +2,14 @@
 
 import math
 import os
+import re
 from pathlib import Path
 
 import pytest
 
 from fusevlm.errors import ArtefactError
 from fusevlm.store import files
-from fusevlm.store.files import digest_input, save, save_json
+from fusevlm.store.files import digest_input, hold, refuse_links, save, save_json
 
 
 def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path, monkeypatch):
@@ -41,7 +42,8 @@ def test_a_file_is_synced_before_it_has_its_name_and_the_folder_after(tmp_path, 
     monkeypatch.setattr(os, "fsync", synced)
     monkeypatch.setattr(Path, "replace", renamed)
     save(tmp_path / "a", b"whole")
-    temporary = f".a.{os.getpid()}.tmp"
+    temporary = seen[0][1]
+    assert re.fullmatch(r"\.a\.[0-9a-f]{8}\.tmp", temporary)
     assert seen == [
         ("sync", temporary, False),
         ("rename", temporary, b"whole"),
@@ -74,3 +76,39 @@ def test_inputs_are_known_by_their_names_and_contents(tmp_path, monkeypatch):
     assert digest_input(folder) == large  # a large file goes by name and size
     (folder / "c").write_text("44")
     assert digest_input(folder) != large
+
+
+def test_links_are_never_written_through(tmp_path):
+    """At the file's own name the link goes; as a lock or a folder of a run it is refused."""
+    victim = tmp_path / "victim"
+    victim.write_text("mine")
+    home = tmp_path / "run"
+    home.mkdir()
+    (home / "a.json").symlink_to(victim)
+    save_json(home / "a.json", {"x": 1})
+    assert not (home / "a.json").is_symlink()
+    (home / ".lock").symlink_to(victim)
+    with pytest.raises(ArtefactError, match="its lock is a link"), hold(home):
+        pass
+    (home / ".lock").unlink()
+    refuse_links(home)
+    (home / "stage").mkdir()
+    for name, target in (("report", tmp_path), ("stage/part-00000.parquet", victim),
+                         ("stage/deep", tmp_path)):  # fmt: skip
+        (home / name).symlink_to(target)
+        with pytest.raises(ArtefactError, match=f"{name} is a link"):
+            refuse_links(home)
+        (home / name).unlink()
+    outer = tmp_path / "outer"
+    outer.symlink_to(home)
+    refuse_links(outer)  # the run folder itself may lie on another disk
+    assert victim.read_text() == "mine"
+
+
+def test_a_temporary_name_is_never_somebody_elses(tmp_path, monkeypatch):
+    (tmp_path / "victim").write_text("mine")
+    monkeypatch.setattr("secrets.token_hex", lambda size: "0" * 8)
+    (tmp_path / ".a.00000000.tmp").symlink_to(tmp_path / "victim")
+    with pytest.raises(ArtefactError, match="cannot write"):
+        save(tmp_path / "a", b"theirs")
+    assert (tmp_path / "victim").read_text() == "mine"

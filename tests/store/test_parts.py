@@ -3,6 +3,7 @@
 import json
 import multiprocessing
 import os
+import pathlib
 import random
 import shutil
 import time
@@ -20,7 +21,7 @@ from fusevlm.pipeline.sample import _whitened_gram, sample_parts
 from fusevlm.store import files
 from fusevlm.store.files import hold
 from fusevlm.store.generations import KIND, read_generations, write_generations
-from fusevlm.store.parts import Parts, read_parts
+from fusevlm.store.parts import Part, Parts, merged, read_parts
 from fusevlm.types import Generation, Samples
 
 HEAT = stratified(4)
@@ -175,13 +176,13 @@ def test_damaged_and_foreign_parts_are_refused(tmp_path):
     with pytest.raises(ArtefactError, match=r"holds 'fusevlm\.generations', not 'embeddings'"):
         list(read_parts(tmp_path, "embeddings"))
     note = tmp_path / "part-00000.json"
-    part = json.loads(note.read_text())
+    part = {k: v for k, v in json.loads(note.read_text()).items() if k != "seal"}
     (tmp_path / "part-00000.parquet").write_bytes(b"x")
     with pytest.raises(ArtefactError, match="missing or damaged"):
         list(read_parts(tmp_path, KIND))
     for spoilt in ("{", "[]", json.dumps({**part, "sha256": None}), json.dumps({"index": 0})):
         note.write_text(spoilt)
-        with pytest.raises(ArtefactError, match="cannot be read"):
+        with pytest.raises(ArtefactError, match=r"cannot be read|no JSON object|not of this part"):
             list(read_parts(tmp_path, KIND))
     note.unlink()
     assert Parts(tmp_path, KIND).facts == []
@@ -332,3 +333,76 @@ def test_grams_can_be_kept_instead_of_hidden_states(llava, tmp_path):  # noqa: F
         for k in ("hidden", "gram")
     }
     assert size["gram"] < size["hidden"] / 3
+
+
+def versions(folder):
+    return sorted(p.name for p in folder.iterdir() if p.suffix != ".json")
+
+
+def test_a_part_written_again_is_the_old_or_the_new_one_at_any_moment(tmp_path, monkeypatch):
+    """Stopped at each of its writes and before each removal, it can be read, whole."""
+    real, unlink = files.write_atomically, pathlib.Path.unlink
+    for stop in range(6):
+        folder = tmp_path / str(stop)
+        parts = Parts(folder, KIND)
+        write_generations(parts, 0, [generation("a", 0), Generation("b", error="gone")])
+        steps = []
+
+        def step(what, *given, stop=stop, steps=steps):
+            if len(steps) == stop:
+                raise KeyboardInterrupt
+            steps.append(what)
+            return what(*given)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(files, "write_atomically", lambda *g, step=step: step(real, *g))
+
+            def remove(path, missing_ok=False, step=step):
+                own = path.suffix == ".tmp"
+                return unlink(path, missing_ok=True) if own else step(unlink, path)
+
+            patch.setattr(pathlib.Path, "unlink", remove)
+            try:
+                write_generations(parts, 0, [generation("a", 0), generation("b", 1)])
+            except KeyboardInterrupt:
+                assert stop < 5
+        errors = [g.error for g in read_generations(folder, "last")]
+        assert errors == ([None, "gone"] if stop < 3 else [None, None])
+        again = Parts(folder, KIND)  # removes what is left over
+        ending = "" if stop < 3 else ".1"
+        assert versions(folder) == [
+            f"part-00000{ending}.parquet", f"part-00000{ending}.safetensors",
+        ]  # fmt: skip
+        assert again.total("failed") == (1 if stop < 3 else 0)
+
+
+def test_rows_are_merged_with_all_that_is_theirs():
+    """A row's own arrays and columns come from the new part, everything else stays."""
+    old = Part(
+        {"id": ["a", "b", "c"], "error": [None, "x", "y"]},
+        {
+            "0.last": np.zeros(2),
+            "1.last": np.ones(1),
+            "1.gram": np.ones(1),
+            "10.last": np.ones(3),
+            "both": np.arange(3),
+        },
+        {"queries": 3},
+    )
+    new = Part(
+        {"id": ["c", "b"], "error": [None, None], "more": [1, 2]},
+        {"0": np.full(2, 7.0), "1.last": np.full(2, 8.0), "both": np.array([30, 20])},
+        {},
+    )
+    found = merged(old, new, [2, 1])
+    assert found.rows == {
+        "id": ["a", "b", "c"], "error": [None, None, None], "more": [None, 2, 1],
+    }  # fmt: skip
+    assert {k: v.tolist() for k, v in found.arrays.items()} == {
+        "0.last": [0, 0], "10.last": [1, 1, 1], "2": [7, 7], "1.last": [8, 8], "both": [0, 20, 30],
+    }  # fmt: skip
+    empty = Part({"id": ["a", "b"]}, {"view": np.zeros((2, 0))}, {})
+    filled = merged(empty, Part({"id": ["b"]}, {"view": np.ones((1, 3))}, {}), [1])
+    assert filled.arrays["view"].tolist() == [[0, 0, 0], [1, 1, 1]]
+    still = merged(filled, Part({"id": ["a"]}, {"view": np.zeros((1, 0))}, {}), [0])
+    assert still.arrays["view"].tolist() == [[0, 0, 0], [1, 1, 1]]

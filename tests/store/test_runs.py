@@ -1,16 +1,16 @@
 """Run folders: manifests come back, half-made stages are not read, digests see contents alone."""
 
-import json
-
 import pytest
 
 from fusevlm.errors import ArtefactError
-from fusevlm.store import runs, save_json
+from fusevlm.store import runs
+from fusevlm.store.files import read_sealed, save_sealed
 from fusevlm.store.runs import Manifest, digest_stage, read_manifest, require, write_manifest
 
 MADE = Manifest(
-    "score", {"score.layer": "last"}, {"weights": "1f"}, {"data": "2e"}, True, "3d", 4.5, {"n": 6}
-)
+    "score", {"score.layer": "last"}, {"weights": "1f"}, {"data": "2e"}, True, "3d", 4.5,
+    counts={"n": 6},
+)  # fmt: skip
 
 
 def test_a_manifest_comes_back(tmp_path):
@@ -29,11 +29,34 @@ def test_a_stage_that_is_not_finished_is_not_read(tmp_path):
     assert require(tmp_path, "score") == tmp_path / "score"
 
 
+@pytest.mark.parametrize(
+    "change",
+    [{"stage": "../elsewhere"}, {"settings": []}, {"complete": 1}, {"digest": None},
+     {"counts": {"failed": "1"}}, {"files": {"a": 1}}, {"upstream": ["data"]}, {"seconds": "4"}],
+    ids=str,
+)  # fmt: skip
+def test_a_manifest_that_somebody_made_up_is_refused(tmp_path, change):
+    """Sealed as it should be, but no stage's of this folder."""
+    write_manifest(tmp_path, MADE)
+    path = tmp_path / "score" / runs.STAGE
+    save_sealed(path, {**read_sealed(path, ""), **change})
+    with pytest.raises(ArtefactError, match=r"stage\.json is damaged"):
+        read_manifest(tmp_path, "score")
+
+
+def test_an_edited_manifest_is_refused(tmp_path):
+    write_manifest(tmp_path, MADE)
+    path = tmp_path / "score" / runs.STAGE
+    path.write_text(path.read_text().replace('"n": 6', '"n": 7'))
+    with pytest.raises(ArtefactError, match=r"stage\.json was changed since it was written"):
+        read_manifest(tmp_path, "score")
+
+
 def test_another_schema_is_refused(tmp_path):
     write_manifest(tmp_path, MADE)
     path = tmp_path / "score" / runs.STAGE
     for version in (runs.SCHEMA_VERSION - 1, runs.SCHEMA_VERSION + 1, None):
-        save_json(path, {**json.loads(path.read_text()), "schema_version": version})
+        save_sealed(path, {**read_sealed(path, ""), "schema_version": version})
         with pytest.raises(ArtefactError, match=f"schema version {version}; this is"):
             read_manifest(tmp_path, "score")
 

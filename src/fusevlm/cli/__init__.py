@@ -5,13 +5,17 @@ from __future__ import annotations
 import argparse
 import logging
 import shlex
+import signal
 import sys
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 
 from fusevlm import __version__
 from fusevlm.checks import hint
+from fusevlm.cli.terminal import nobody_reads, prepare, tell
 from fusevlm.errors import FuseError
 
 EXIT_OK, EXIT_FAILED, EXIT_USAGE, EXIT_PARTIAL, EXIT_INTERRUPTED = 0, 1, 2, 3, 130
@@ -27,9 +31,13 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "calibrate": ("every method fitted on a run's calibration queries", "runs"),
     "evaluate": ("every method measured on a run's test queries", "runs"),
     "report": ("plots and one HTML page of a run", "runs"),
+    "fit": ("learn from samples you already have when to trust them", "fits"),
+    "apply": ("P(wrong), decision and reason for samples you already have", "fits"),
     "bench": ("datasets × models × methods: the paper's tables", "bench"),
     "adapter": ("the prior's GP adapter: train on pairs, apply to queries", "adapter"),
     "ls": ("list run folders and where they stand", "runs"),
+    "verify": ("is a run as it was made? what is damaged, and how to repair it", "runs"),
+    "clean": ("remove what runs can do without: stages set aside, and the like", "runs"),
     "validate": ("check a config and what it needs, without loading a model", "runs"),
     "metrics": ("evaluate a table of scores and labels, with intervals", "tables"),
     "threshold": ("choose when to answer, at a risk you state", "tables"),
@@ -63,25 +71,53 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     name = next((word for word in words if not word.startswith("-")), None)
     if name is not None and name not in COMMANDS:
-        print(f"fusevlm: no command is called {name!r}.{hint(name, COMMANDS)}", file=sys.stderr)
+        tell(f"fusevlm: no command is called {name!r}.{hint(name, COMMANDS)}", error=True)
         return EXIT_USAGE
     verb = None if name is None else _verb(name)
     args = _parser(name, verb).parse_args(words)
     if verb is None:
         _parser(None, None).print_help()
         return EXIT_USAGE
-    logging.basicConfig(
-        level=logging.ERROR if args.quiet else logging.WARNING, format="%(levelname)s: %(message)s"
-    )
+    prepare(logging.ERROR if args.quiet else logging.WARNING)
     try:
-        return verb.run(args)
+        with _terminable():
+            code = verb.run(args)
+            sys.stdout.flush()
+            return code
     except FuseError as error:
-        print(f"fusevlm {name}: {error}", file=sys.stderr)
+        tell(f"fusevlm {name}: {error}", error=True)
         return EXIT_FAILED
     except KeyboardInterrupt:
         again = shlex.join(["fusevlm", *without_redo(words)])
-        print(f"\ninterrupted; what is done is kept. Go on with: {again}", file=sys.stderr)
+        tell(f"\ninterrupted; what is done is kept. Go on with: {again}", error=True)
         return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        return nobody_reads()
+    except OSError as error:  # a full or read-only disk, a folder without rights
+        where = f" ({error.filename})" if error.filename else ""
+        tell(
+            f"fusevlm {name}: {error.strerror or error}{where}. What is finished is kept; mend "
+            f"that, then give the same command again.",
+            error=True,
+        )
+        return EXIT_FAILED
+
+
+@contextmanager
+def _terminable() -> Iterator[None]:
+    """Meanwhile a polite request to end (SIGTERM) is what Ctrl-C is."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def without_redo(words: Sequence[str]) -> list[str]:

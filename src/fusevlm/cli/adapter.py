@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,15 +10,16 @@ from fusevlm import checks, store
 from fusevlm.cli import EXIT_INTERRUPTED, Verb
 from fusevlm.cli.progress import progress_line
 from fusevlm.cli.runs import SET_HELP, bring_up_to_date, run_folder, say_unless
+from fusevlm.cli.terminal import tell
 from fusevlm.errors import InputError
 from fusevlm.priors.gp.options import PRESETS
 from fusevlm.priors.gp.pairs import LAYOUTS, read_pairs
 from fusevlm.priors.interface import NORMS
 
 if TYPE_CHECKING:
-    from fusevlm.config import Config
     from fusevlm.priors.gp.adapter import GpAdapter
     from fusevlm.priors.gp.train import Progress
+    from fusevlm.settings import Config
 
 EPILOG = """\
 examples:
@@ -119,7 +119,7 @@ def _train_config(args: argparse.Namespace) -> int:
             bring_up_to_date(folder, config, command=words, quiet=args.quiet, to="train", redo=redo)
         )
         if codes[-1] != EXIT_INTERRUPTED:
-            print(f"adapter: {folder / 'train' / MODEL}")
+            tell(f"adapter: {folder / 'train' / MODEL}")
 
     if "dataset" in read_toml(Path(args.pairs)):
         bench = read_bench(args.pairs, args.set)
@@ -170,9 +170,9 @@ def _train(args: argparse.Namespace, pairs: dict[str, Any]) -> int:
     )
     if team.rank == 0:
         if adapter.fitted.record.steps < adapter.options.steps and not args.quiet:
-            print(file=sys.stderr)  # training ended early: the line has no end yet
+            tell(error=True)  # training ended early: the line has no end yet
         adapter.save(args.out)
-        print(_summary(adapter, args.out))
+        tell(_summary(adapter, args.out))
     leave_team(team)
     return 0
 
@@ -203,7 +203,7 @@ def _apply(args: argparse.Namespace, pairs: dict[str, Any]) -> int:
     if "query_id" in pairs:
         columns = {"query_id": pairs["query_id"], **columns}
     store.save_columns(target, columns)
-    print(f"{len(found[adapter.primary])} rows of {', '.join(found)}: {target}")
+    tell(f"{len(found[adapter.primary])} rows of {', '.join(found)}: {target}")
     return 0
 
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import argparse
 import shlex
-import sys
 from contextlib import nullcontext
-from pathlib import Path
 
 from fusevlm.cli import EXIT_INTERRUPTED, EXIT_OK, EXIT_PARTIAL, Verb
 from fusevlm.cli.progress import progress_line
@@ -17,8 +15,10 @@ from fusevlm.cli.runs import (
     print_dry_run,
     print_stand_ins,
     rehearsal_folder,
+    run_folder,
     say_unless,
 )
+from fusevlm.cli.terminal import tell
 from fusevlm.errors import library_quiet
 
 EPILOG = """\
@@ -47,12 +47,12 @@ def _run(args: argparse.Namespace) -> int:
     bench = read_bench(args.config, args.set, args.limit)
     if args.dry_run:
         methods = len(next(iter(bench.places.values())).calibrate.names())
-        print(f"{bench.name}: {', '.join(bench.places)}; {methods} methods each")
+        tell(f"{bench.name}: {', '.join(bench.places)}; {methods} methods each")
         return print_dry_run(bench.places, args)
     from fusevlm.pipeline.bench import run_bench
     from fusevlm.render.tables import terminal
 
-    out = Path(args.out) if args.out else Path("runs") / f"bench-{bench.name}"
+    out = run_folder(args.out, f"bench-{bench.name}")
     words = ["fusevlm", "bench", args.config, *(["--out", args.out] if args.out else [])]
     words += [word for change in args.set for word in ("--set", change)]
     words += ["--limit", str(args.limit)] if args.limit is not None else []
@@ -77,10 +77,10 @@ def _run(args: argparse.Namespace) -> int:
                 redo_command=lambda stage: f"{again} --redo {stage}",
             )
     except KeyboardInterrupt:
-        print(f"\ninterrupted; what is done is kept. Go on with: {again}", file=sys.stderr)
+        tell(f"\ninterrupted; what is done is kept. Go on with: {again}", error=True)
         return EXIT_INTERRUPTED
-    print(terminal(results))
-    print(f"\nresults: {out / 'results.md'} (also .json, .csv, .tex; it lists the figures)")
+    tell(terminal(results))
+    tell(f"\nresults: {out / 'results.md'} (also .json, .csv, .tex; it lists the figures)")
     return EXIT_PARTIAL if any(place.n_failed for place in results.places) else EXIT_OK
 
 

@@ -8,17 +8,20 @@ from __future__ import annotations
 import argparse
 import os
 import shlex
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 
 from fusevlm.cli import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, EXIT_PARTIAL, Verb
 from fusevlm.cli.progress import progress_line
-from fusevlm.config import DEMO_QUERIES, Config, change_config, demo_config, limited, read_config
+from fusevlm.cli.terminal import confirmed, tell
+from fusevlm.config import DEMO_QUERIES, change_config, demo_config, limited, read_config
 from fusevlm.errors import InputError, library_quiet
+from fusevlm.pipeline.parts import ALL, PASSING
+from fusevlm.settings import Config
 
 SET_HELP = "section.key=value on top of the config (repeatable)"
+REDO_HELP = "set it and those after it aside (STAGE.old-N) and make them again"
 LIMIT_HELP = "at most so many queries of each split"
 DRY_RUN_HELP = "load nothing: what is needed, missing or unknown; memory, disk, hours"
 REHEARSE_HELP = "all of it with tiny stand-ins for models and data, in a folder of its own"
@@ -30,13 +33,35 @@ def _add_shared(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--limit", type=int, metavar="N", help=LIMIT_HELP)
 
 
+BUDGET = {  # of a model behind a server: flags for keys of [server]
+    "--max-calls": ("N", "calls of a model behind a server, all sessions of the run together"),
+    "--max-tokens": ("N", "tokens of its prompts and answers"),
+    "--max-cost": ("X", "money, in the unit of server.price_prompt and server.price_answer"),
+}
+
+
+def add_budget(parser: argparse.ArgumentParser) -> None:
+    """What may be used of a service, and whether failed queries are asked again."""
+    for flag, (word, line) in BUDGET.items():
+        parser.add_argument(flag, metavar=word, help=line)
+    parser.add_argument(
+        "--retry-failed", action="store_true", help="try all failed queries again, whatever failed"
+    )
+
+
+def budget_changes(args: argparse.Namespace) -> list[str]:
+    """The flags of the budget as changes of the config."""
+    names = [flag[2:].replace("-", "_") for flag in BUDGET]
+    return [f"server.{n}={getattr(args, n)}" for n in names if getattr(args, n, None) is not None]
+
+
 def _add_demo(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--limit", type=int, default=DEMO_QUERIES, help="queries, half of them to calibrate (3000)"
     )
     parser.add_argument("--seed", type=int, default=0, help="of sampling and splits (0)")
     parser.add_argument("--out", metavar="DIR", help="run folder (runs/demo…)")
-    parser.add_argument("--redo", metavar="STAGE", help="remove it and those after it first")
+    parser.add_argument("--redo", metavar="STAGE", help=REDO_HELP)
     parser.add_argument(
         "--simulation", action="store_true", help="simulated responses with a known truth instead"
     )
@@ -46,7 +71,8 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("target", metavar="CONFIG|RUN", help="TOML file, or a run folder")
     _add_shared(parser)
     parser.add_argument("--only", metavar="STAGE", help="this stage alone")
-    parser.add_argument("--redo", metavar="STAGE", help="remove it and those after it first")
+    parser.add_argument("--redo", metavar="STAGE", help=REDO_HELP)
+    add_budget(parser)
     add_trials(parser)
 
 
@@ -64,6 +90,27 @@ def _add_stage(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("target", metavar="CONFIG|RUN", help="TOML file, or a run folder")
     _add_shared(parser)
     parser.add_argument("--redo", action="store_true", help="make it and what follows again")
+    add_budget(parser)
+
+
+def _add_report(parser: argparse.ArgumentParser) -> None:
+    _add_stage(parser)
+    parser.add_argument("other", nargs="?", metavar="RUN", help="another run, to compare with")
+    parser.add_argument("--out", metavar="FILE", help="page of a comparison (compare.html)")
+
+
+def _report(args: argparse.Namespace) -> int:
+    if args.other is None:
+        if args.out:
+            raise InputError("--out goes with two runs; the page of one is in its folder.")
+        return _stage("report")(args)
+    from fusevlm.pipeline.compare import check_two, compare_page
+    from fusevlm.store import save
+
+    page = Path(args.out or "compare.html")
+    save(page, compare_page(*check_two([args.target, args.other])).encode())
+    tell(f"page: {page}")
+    return EXIT_OK
 
 
 def _add_validate(parser: argparse.ArgumentParser) -> None:
@@ -99,6 +146,7 @@ def _run(args: argparse.Namespace) -> int:
             quiet=args.quiet,
             only=args.only,
             redo=args.redo,
+            again=ALL if args.retry_failed else PASSING,
         )
     if code != EXIT_INTERRUPTED and args.only in (None, "evaluate"):
         print_summary(folder, times=args.only is None)
@@ -117,19 +165,19 @@ def print_dry_run(places: Mapping[str, Config], args: argparse.Namespace) -> int
     from fusevlm.pipeline.cost import Gpu, report
     from fusevlm.pipeline.validate import machine_problems
 
-    print(report(places, Gpu(args.tflops, args.bandwidth)))
+    tell(report(places, Gpu(args.tflops, args.bandwidth)))
     found = [line for config in places.values() for line in machine_problems(config)]
     for line in dict.fromkeys(found):
-        print(f"on this machine: {line}")
+        tell(f"on this machine: {line}")
     return EXIT_OK
 
 
 def print_stand_ins(log: Sequence[object], folder: Path, quiet: bool) -> None:
     """What stood in for what."""
     if not quiet:
-        print(f"rehearsal in {folder}; its figures mean nothing. What stands in for what:")
+        tell(f"rehearsal in {folder}; its figures mean nothing. What stands in for what:")
         for one in log:
-            print(f"  {one}")
+            tell(f"  {one}")
 
 
 def _stage(stage: str) -> Callable[[argparse.Namespace], int]:
@@ -142,15 +190,16 @@ def _stage(stage: str) -> Callable[[argparse.Namespace], int]:
             quiet=args.quiet,
             to=stage,
             redo=stage if args.redo else None,
+            again=ALL if args.retry_failed else PASSING,
         )
         if code == EXIT_INTERRUPTED:
             return code
         if stage == "evaluate":
             print_summary(folder, times=False)
         elif stage == "report":
-            print(f"page: {folder / 'report' / 'index.html'}")
+            tell(f"page: {folder / 'report' / 'index.html'}")
         else:
-            print(f"{stage}: {folder / stage}")
+            tell(f"{stage}: {folder / stage}")
         return code
 
     return run
@@ -161,24 +210,30 @@ def _target(args: argparse.Namespace) -> tuple[Path, Config]:
     from fusevlm.store.runs import read_run
 
     folder = Path(args.target)
+    changes = [*args.set, *budget_changes(args)]
     if folder.is_file() or folder.suffix == ".toml":
-        config = read_config(args.target, args.set)
+        config = read_config(args.target, changes)
         return run_folder(args.run, config.name), limited(config, args.limit)
     if args.run:
         raise InputError(f"--run goes with a TOML file; {folder} is the run folder itself.")
-    return folder, limited(change_config(read_run(folder), args.set), args.limit)
+    return folder, limited(change_config(read_run(folder), changes), args.limit)
 
 
 def _given(args: argparse.Namespace) -> list[str]:
     """The shared arguments as words, to name the command again."""
     words = ["--run", args.run] if args.run else []
     words += [word for change in args.set for word in ("--set", change)]
+    for flag in BUDGET:
+        value = getattr(args, flag[2:].replace("-", "_"), None)
+        words += [] if value is None else [flag, value]
     return words + (["--limit", str(args.limit)] if args.limit is not None else [])
 
 
 def run_folder(given: str | None, name: str) -> Path:
-    """The folder that was named, or runs/NAME."""
-    return Path(given) if given else Path("runs") / name
+    """The folder that was named, or runs/NAME, whatever a config is called."""
+    from fusevlm.store.files import slug
+
+    return Path(given) if given else Path("runs") / slug(name)
 
 
 def bring_up_to_date(
@@ -190,12 +245,14 @@ def bring_up_to_date(
     only: str | None = None,
     to: str | None = None,
     redo: str | None = None,
+    again: str = PASSING,
 ) -> int:
     """Run the stages; ``command`` goes on after an interruption, ``--redo`` added to it redoes."""
     from fusevlm.pipeline.run import run_stages
+    from fusevlm.pipeline.validate import preflight
 
     alone = ["--only", only] if only else []
-    again = shlex.join(["fusevlm", *command, *alone])
+    same = shlex.join(["fusevlm", *command, *alone])
 
     def redo_command(stage: str) -> str:
         if command[0] == "adapter":
@@ -206,6 +263,11 @@ def bring_up_to_date(
         kept = alone if stage == only else []  # a stage alone rests on what --redo removes
         return shlex.join(["fusevlm", verb, *command[1:], *kept, "--redo", stage])
 
+    if redo is not None and (run / redo).is_dir():
+        asked = f"set {redo} of {run} and the stages after it aside, and make them again?"
+        if not confirmed(asked):
+            tell("nothing was changed")
+            return EXIT_FAILED
     try:
         manifests = run_stages(
             run,
@@ -213,24 +275,26 @@ def bring_up_to_date(
             only=only,
             to=to,
             redo=redo,
+            again=again,
+            before=lambda stages: preflight(config, run, stages),
             say=say_unless(quiet),
             progress=lambda stage: progress_line(stage, quiet=quiet),
             redo_command=redo_command,
         )
     except KeyboardInterrupt:
-        print(f"\ninterrupted; what is done is kept. Go on with: {again}", file=sys.stderr)
+        tell(f"\ninterrupted; what is done is kept. Go on with: {same}", error=True)
         return EXIT_INTERRUPTED
     last = "score" if "score" in manifests else list(manifests)[-1]
     failed = manifests[last].counts.get("failed", 0)
     if failed:
         reasons = f" (reasons: {run / 'score' / 'failed.json'})" if last == "score" else ""
-        print(f"failed and left out: {failed}{reasons}")
+        tell(f"failed and left out: {failed}{reasons}")
     return EXIT_PARTIAL if failed else EXIT_OK
 
 
 def say_unless(quiet: bool) -> Callable[[str], None]:
     """Lines about the work, on standard error."""
-    return lambda text: None if quiet else print(text, file=sys.stderr, flush=True)
+    return lambda text: None if quiet else tell(text, error=True)
 
 
 def print_summary(run: Path, *, times: bool) -> None:
@@ -241,15 +305,15 @@ def print_summary(run: Path, *, times: bool) -> None:
     from fusevlm.render.text import results_text
     from fusevlm.store.runs import read_manifest
 
-    print(results_text(read_results(run)))
+    tell(results_text(read_results(run)))
     if times:
         found = [(name, read_manifest(run, name)) for name in STAGES]
         spent = [(name, m.seconds) for name, m in found if m is not None]
         listed = ", ".join(f"{name} {seconds:.1f}" for name, seconds in spent)
-        print(f"\nseconds: {listed}; together {sum(seconds for _, seconds in spent):.0f}")
-    print(f"\nresults: {run / 'evaluate' / RESULTS}\ntable:   {run / 'evaluate' / TABLE}")
+        tell(f"\nseconds: {listed}; together {sum(seconds for _, seconds in spent):.0f}")
+    tell(f"\nresults: {run / 'evaluate' / RESULTS}\ntable:   {run / 'evaluate' / TABLE}")
     if (run / "report" / PAGE).is_file():
-        print(f"page:    {run / 'report' / PAGE}")
+        tell(f"page:    {run / 'report' / PAGE}")
 
 
 def _demo(args: argparse.Namespace) -> int:
@@ -280,20 +344,16 @@ def _demo(args: argparse.Namespace) -> int:
 
 
 def _ls(args: argparse.Namespace) -> int:
-    from fusevlm.errors import ArtefactError
     from fusevlm.render.text import layout
     from fusevlm.store.files import size_of
-    from fusevlm.store.runs import is_run
 
     home = Path(args.folder)
-    if not home.is_dir():
-        raise ArtefactError(f"{home} is no folder. Make a run first: fusevlm demo.")
-    found = [home] if is_run(home) else sorted(p for p in home.iterdir() if is_run(p))
+    found = runs_in(home)
     if not found:
-        print(f"no runs in {home}")
+        tell(f"no runs in {home}")
         return EXIT_OK
     rows = [(str(path), *_standing(path), f"{size_of(path) / 1e6:.1f} MB") for path in found]
-    print(layout(("run", "config", "queries", "stages", "size"), rows))
+    tell(layout(("run", "config", "queries", "stages", "size"), rows))
     return EXIT_OK
 
 
@@ -320,6 +380,70 @@ def _standing(path: Path) -> tuple[str, str, str]:
     return config.name, queries, ", ".join([done, *others])
 
 
+def _add_folder(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run", metavar="RUN", help="run folder")
+    parser.add_argument(
+        "--repair", action="store_true", help="put away what is damaged, so that it is made again"
+    )
+
+
+def _verify(args: argparse.Namespace) -> int:
+    from fusevlm.pipeline.verify import repair, verify
+
+    run = Path(args.run)
+    found = repair(run, say_unless(args.quiet)) if args.repair else verify(run)
+    for one in found:
+        tell(str(one))
+    if args.repair:
+        again = f"make it again: fusevlm run {shlex.quote(args.run)}"
+        tell(f"{len(found)} put right; {again}" if found else "nothing to repair")
+        return EXIT_OK
+    tell(f"{len(found)} damaged" if found else "all as it was made")
+    return EXIT_FAILED if found else EXIT_OK
+
+
+def _add_clean(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "folder", nargs="?", default="runs", metavar="DIR", help="a run, or a folder of runs (runs)"
+    )
+    parser.add_argument("--yes", action="store_true", help="remove it, instead of showing it")
+
+
+def _clean(args: argparse.Namespace) -> int:
+    from fusevlm.errors import ArtefactError
+    from fusevlm.pipeline.run import STAGES
+    from fusevlm.store.files import hold, remove, size_of
+    from fusevlm.store.runs import leftovers
+
+    total, home = 0, Path(args.folder)
+    found = [run for run in runs_in(home) if run == home or not run.is_symlink()]
+    if not found:
+        raise ArtefactError(f"{home} is no run folder and holds none.")
+    for run in found:
+        with hold(run):
+            for path in leftovers(run, STAGES):
+                size = size_of(path) if path.is_dir() else path.stat().st_size
+                total += size
+                if args.yes:
+                    remove(path)
+                tell(f"{'removed  ' if args.yes else ''}{path}  {size / 1e6:.1f} MB")
+    if not total:
+        tell("nothing to remove")
+    elif not args.yes:
+        tell(f"{total / 1e6:.1f} MB in all; remove it with --yes")
+    return EXIT_OK
+
+
+def runs_in(home: Path) -> list[Path]:
+    """The run that a folder is, or those in it."""
+    from fusevlm.errors import ArtefactError
+    from fusevlm.store.runs import is_run
+
+    if not home.is_dir():
+        raise ArtefactError(f"{home} is no folder. Make a run first: fusevlm demo.")
+    return [home] if is_run(home) else sorted(p for p in home.iterdir() if is_run(p))
+
+
 def _validate(args: argparse.Namespace) -> int:
     from fusevlm.pipeline.validate import validate
 
@@ -327,12 +451,12 @@ def _validate(args: argparse.Namespace) -> int:
     folder = run_folder(args.run, config.name)
     found = validate(config, folder)
     if not args.quiet:
-        print(f"{args.config} → {folder}")
+        tell(f"{args.config} → {folder}")
         for line in found.plan:
-            print(f"  {line}")
+            tell(f"  {line}")
     for problem in found.problems:
-        print(f"problem: {problem}")
-    print("ready" if not found.problems else f"{len(found.problems)} problem(s)")
+        tell(f"problem: {problem}")
+    tell("ready" if not found.problems else f"{len(found.problems)} problem(s)")
     return EXIT_FAILED if found.problems else EXIT_OK
 
 
@@ -383,10 +507,24 @@ on; exit code 3 says that some queries failed"""),
         _add_stage, _stage("evaluate"),
     ),
     "report": Verb(
-        _examples("report runs/demo", "report runs/demo --redo --set report.examples=50"),
-        _add_stage, _stage("report"),
+        _examples(
+            "report runs/demo", "report runs/demo --redo --set report.examples=50",
+            "report runs/llava-7b runs/llava-13b --out compare.html", note="""\
+two runs are compared on the test queries that both have"""),
+        _add_report, _report,
     ),
     "ls": Verb(_examples("ls", "ls experiments"), _add_ls, _ls),
+    "verify": Verb(
+        _examples("verify runs/llava", "verify runs/llava --repair", note="""\
+reads every file of the run; exit code 1 says that something is damaged. --repair puts damaged
+parts and stages away (nothing is deleted), and the next fusevlm run makes them again"""),
+        _add_folder, _verify,
+    ),
+    "clean": Verb(
+        _examples("clean", "clean runs/llava --yes", note="""\
+stages that were set aside (STAGE.old-1), damaged parts, and what interrupted writes left"""),
+        _add_clean, _clean,
+    ),
     "validate": Verb(
         _examples(
             "validate configs/demo.toml",

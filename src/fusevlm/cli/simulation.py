@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from fusevlm import metrics, store
+from fusevlm.cli.terminal import tell
 from fusevlm.errors import library_quiet
 from fusevlm.fuse import simulate
 from fusevlm.fuse.estimator import Fuse
@@ -51,7 +52,7 @@ def _demo(args: argparse.Namespace) -> int:
     say(f"3. Trust. {len(test.samples)} test queries, base accuracy {accuracy:.3f}.")
     say(f"   Wanted risk {RISK:g}: practical uses Learn-then-Test (holds with probability")
     say("   0.9), paper its empirical rule (no guarantee).")
-    print(layout(HEADER, rows))
+    tell(layout(HEADER, rows))
     results = {
         "simulation": True,
         "arguments": vars(args),
@@ -62,7 +63,7 @@ def _demo(args: argparse.Namespace) -> int:
     }
     target = Path(args.out or FOLDER) / "results.json"
     store.save_json(target, results)
-    print(f"results: {target}")
+    tell(f"results: {target}")
     return 0
 
 

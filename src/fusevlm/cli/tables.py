@@ -11,6 +11,7 @@ from typing import Any
 from fusevlm import checks
 from fusevlm.checks import BoolArray, FloatArray
 from fusevlm.cli import Verb
+from fusevlm.cli.terminal import tell
 from fusevlm.errors import InputError
 from fusevlm.fuse import thresholds
 from fusevlm.fuse.labels import labels_needed
@@ -64,11 +65,11 @@ def _metrics(args: argparse.Namespace) -> int:
     units = column(table, args.unit, args.file) if args.unit else None
     found = summary(u, wrong, p, units=units, n_boot=args.boot, level=args.level, seed=args.seed)
     if args.json:
-        print(json.dumps({name: asdict(value) for name, value in found.items()}, indent=1))
+        tell(json.dumps({name: asdict(value) for name, value in found.items()}, indent=1))
         return 0
-    print(f"{len(u)} queries, {int(wrong.sum())} wrong; {args.level:.0%} bootstrap intervals")
+    tell(f"{len(u)} queries, {int(wrong.sum())} wrong; {args.level:.0%} bootstrap intervals")
     rows = [(name, value.estimate, value.low, value.high) for name, value in found.items()]
-    print(layout(("metric", "value", "low", "high"), rows))
+    tell(layout(("metric", "value", "low", "high"), rows))
     return 0
 
 
@@ -90,10 +91,10 @@ def _threshold(args: argparse.Namespace) -> int:
     table = thresholds.risk_table(u, wrong, delta=args.delta, n_rows=args.rows)
     if args.json:
         rules = [_json_ready(asdict(rule)) for rule in found]
-        print(json.dumps({"rules": rules, "table": table.rows()}, indent=1))
+        tell(json.dumps({"rules": rules, "table": table.rows()}, indent=1))
         return 0
-    print(f"answer iff score ≤ threshold; wanted risk {args.risk:g}, delta {args.delta:g}")
-    print(
+    tell(f"answer iff score ≤ threshold; wanted risk {args.risk:g}, delta {args.delta:g}")
+    tell(
         layout(
             ("rule", "threshold", "coverage", "empirical risk", "guaranteed risk"),
             [
@@ -108,9 +109,9 @@ def _threshold(args: argparse.Namespace) -> int:
             ],
         )
     )
-    print(f"\nguaranteed risks below hold together with probability {1 - args.delta:g}")
+    tell(f"\nguaranteed risks below hold together with probability {1 - args.delta:g}")
     header = ("threshold", "coverage", "empirical risk", "guaranteed risk")
-    print(layout(header, [tuple(row.values()) for row in table.rows()]))
+    tell(layout(header, [tuple(row.values()) for row in table.rows()]))
     return 0
 
 
@@ -156,7 +157,7 @@ def _labels(args: argparse.Namespace) -> int:
         share=args.share,
         seed=args.seed,
     )
-    print(json.dumps(asdict(plan) | {"possible": plan.possible}, indent=1) if args.json else plan)
+    tell(json.dumps(asdict(plan) | {"possible": plan.possible}, indent=1) if args.json else plan)
     return 0
 
 
@@ -168,7 +169,7 @@ def _add_moments(parser: argparse.ArgumentParser) -> None:
 def _moments(args: argparse.Namespace) -> int:
     a0, v = scatter_moments(args.n, args.d)
     slope = min(args.n, args.d)
-    print(f"a0 = {a0:.12g}\nv = {v:.12g}\nslope = {slope}\nslope²/v = {slope**2 / v:.6g}")
+    tell(f"a0 = {a0:.12g}\nv = {v:.12g}\nslope = {slope}\nslope²/v = {slope**2 / v:.6g}")
     return 0
 
 

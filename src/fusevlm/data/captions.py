@@ -81,7 +81,10 @@ def _kept(
                     f"{where}: image {name!r} has the caption {caption!r}; expected two texts.",
                 )
                 continue
-            if not (images / name).is_file():
+            if name.startswith("/") or ".." in name.split("/"):
+                problems.found("image elsewhere", f"{where}: {name!r} is not in {images}.")
+                continue
+            if not os.path.isfile(images / name):
                 problems.found(
                     "missing image", f"{where}: {images / name} does not exist. Unpack the images."
                 )

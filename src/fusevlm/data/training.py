@@ -18,6 +18,7 @@ import numpy as np
 from fusevlm import checks
 from fusevlm.data.captions import ALL, Caption, read_captions
 from fusevlm.data.catalogue import packed_or_not
+from fusevlm.data.images import absent
 from fusevlm.data.problems import Problems, Reading
 from fusevlm.data.tables import read_queries
 from fusevlm.data.vqa import SPLITS, official_split, read_vqa
@@ -174,9 +175,9 @@ def _captioned(captions: Iterator[Caption], name: str) -> Iterator[Query]:
 def _table(source: Source, images: str, problems: Problems) -> Iterator[Query]:
     """A table's queries; a picture that is not there is counted, and fails when it is embedded."""
     for query in read_queries(source.folder, images or None):
-        gone = [str(i) for i in query.images if not Path(i).is_file()]
+        gone = [why for why in map(absent, query.images) if why]
         if gone:
-            problems.found("missing image", f"{source.folder}: {gone[0]} does not exist.")
+            problems.found("missing image", f"{source.folder}: {gone[0]}")
         yield query
 
 

@@ -9,20 +9,22 @@ from pathlib import Path
 from typing import Any
 
 from fusevlm import checks
+from fusevlm.data.images import Refused
 from fusevlm.errors import InputError
 from fusevlm.types import Query
 
 
-def units_of(queries: Sequence[Query], column: str = "") -> list[str]:
+def units_of(queries: Sequence[Query], column: str = "", split: str = "") -> list[str]:
     """The unit of each query: queries with the same one are not independent of each other.
 
     The values of a metadata column where one is named; else the image (several are joined), else,
-    for a query without an image, its own id. An image is its path; a picture in memory is the
-    query's ``image_id`` where there is one, and its content otherwise.
+    for a query without an image, its own id in its ``split``. An image is its path; a picture in
+    memory is the query's ``image_id`` where there is one, and its content otherwise.
     """
     if column:
         return [_value(query, column, queries) for query in queries]
-    return ["|".join(_name(image, q) for image in q.images) or q.id for q in queries]
+    own = f"{split}/" if split else ""
+    return ["|".join(_name(image, q) for image in q.images) or f"{own}{q.id}" for q in queries]
 
 
 def _value(query: Query, column: str, queries: Sequence[Query]) -> str:
@@ -42,6 +44,8 @@ def _value(query: Query, column: str, queries: Sequence[Query]) -> str:
 
 
 def _name(image: Any, query: Query) -> str:
+    if isinstance(image, Refused):
+        return image.name
     if isinstance(image, str | Path):
         return os.path.normpath(image)
     if query.metadata.get("image_id") is not None:

@@ -62,6 +62,15 @@ class Competence:
         X = project(self.projections, inputs)
         return X @ self.weights, self.noise * np.einsum("nc,ck,nk->n", X, self.covariance, X)
 
+    def parts(self, inputs: Mapping[str, FloatArray]) -> dict[str, FloatArray]:
+        """What each kind of input adds to the mean [N]."""
+        found, start = {}, 0
+        for name, own in self.projections.items():
+            X = own(inputs[name])
+            found[name] = X @ self.weights[start : start + X.shape[1]]
+            start += X.shape[1]
+        return found
+
 
 @dataclass(frozen=True)
 class Fitted:
@@ -107,7 +116,8 @@ def fit_projection(rows: FloatArray, most: int = COMPONENTS) -> Projection:
     _, size, axes = np.linalg.svd(rows - mean, full_matrices=False)
     large = int(np.sum(size > SMALL * size[0])) if size[0] > 1e-12 * np.abs(rows).max() else 0
     keep = min(most, len(rows) // 4, large)
-    return Projection(mean, axes[:keep].T * (np.sqrt(len(rows)) / size[:keep]))
+    scaled = axes[:keep].T * (np.sqrt(len(rows)) / size[:keep])
+    return Projection(mean, np.ascontiguousarray(scaled))  # in the order a saved one has
 
 
 def _whitened(rows: FloatArray, groups: IntArray, shared: float) -> FloatArray:

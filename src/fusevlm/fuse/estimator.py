@@ -15,6 +15,7 @@ from fusevlm.checks import FloatArray, IntArray
 from fusevlm.errors import InputError, NotFittedError
 from fusevlm.fuse import arguments, competence, kept, novelty, probability, scalar, vector
 from fusevlm.fuse.drift import Drift, Reference
+from fusevlm.fuse.explain import Explanation, References, explain
 from fusevlm.fuse.kept import Kept
 from fusevlm.fuse.model import Model, fit_model, hashes, p_wrong, score_model
 from fusevlm.fuse.monitor import Monitor
@@ -35,7 +36,7 @@ from fusevlm.types import Displayed, Queries, Samples
 
 logger = logging.getLogger(__name__)
 
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 MANIFEST = "fuse.json"
 
 
@@ -48,10 +49,9 @@ class _Saved:
     reference: Reference | None
 
 
-_CLASSES: dict[str, type] = {
+CLASSES: dict[str, type] = {  # of a model, as it is stored
     cls.__name__: cls
     for cls in (
-        _Saved,
         Options,
         Model,
         Kept,
@@ -70,6 +70,7 @@ _CLASSES: dict[str, type] = {
         novelty.Numbers,
         gaussians.Gaussian,
         Reference,
+        References,
         Tilt,
         whitening.NoWhitening,
         whitening.ExactWhitening,
@@ -79,7 +80,9 @@ _CLASSES: dict[str, type] = {
 }
 
 
-MIGRATIONS: dict[int, store.Migration] = {}  # before 4 fits knew no novelty
+MIGRATIONS: dict[int, store.Migration] = {  # before 4 fits knew no novelty
+    4: lambda head: {**head, "schema_version": 5},  # nor what sources add, which stays unknown
+}
 
 
 def divide(units: Sequence[str], share: float, seed: int) -> tuple[IntArray, IntArray]:
@@ -179,7 +182,11 @@ class Fuse(Displayed):
         labelled = queries.wrong is not None
         share = self.options.threshold_share if labelled else 0.0
         tune, apart = divide(queries.units or (), share, self.options.seed)
-        model = fit_model(queries.take(tune) if len(apart) else queries, self.options)
+        blind = self._without_labels(queries, tune) if len(apart) else None
+        if blind is not None:
+            model, apart = blind, np.arange(len(queries))
+        else:
+            model = fit_model(queries.take(tune) if len(apart) else queries, self.options)
         data = None
         held = apart if len(apart) else tune
         rest = queries.take(held)
@@ -197,6 +204,30 @@ class Fuse(Displayed):
         self._model, self._threshold_data = model, data
         self._reference = reference_of(columns_of(model, rest, scores), rest, scores)
         return self
+
+    def _without_labels(self, queries: Queries, tune: IntArray) -> Model | None:
+        """The model that sees no label, where those of the ``tune`` rows are too few for weights.
+
+        All labels are then left for the threshold. None where there are enough, and where novelty
+        is judged: its references must be other queries than those of the threshold.
+        """
+        assert queries.wrong is not None
+        wrong = queries.wrong[tune]
+        enough = min(int(wrong.sum()), int((~wrong).sum())) >= vector.MIN_PER_CLASS
+        if enough or self.options.fusion != "vector":
+            return None
+        blind = fit_model(replace(queries, wrong=None), replace(self.options, probability="auto"))
+        if blind.vector is None or (blind.novelty is not None and blind.novelty.sides):
+            return None
+        logger.warning(
+            "%d right and %d wrong labels are too few to set the weights by half of them (%d of "
+            "each are needed there): the label-free ones are used, and all labels for thresholds.",
+            int((~queries.wrong).sum()),
+            int(queries.wrong.sum()),
+            vector.MIN_PER_CLASS,
+        )
+        rate = vector.level(queries.wrong, None)
+        return replace(blind, vector=replace(blind.vector, t=rate))
 
     def fit_threshold(
         self,
@@ -308,6 +339,32 @@ class Fuse(Displayed):
         p = self._p_if_known(scores)
         return decisions(scores, p, limits, theta, self.options)
 
+    def explain(
+        self,
+        samples: Sequence[Samples] | Queries,
+        *,
+        risk: float = 0.2,
+        delta: float = 0.1,
+        s: Any = None,
+        inputs: Any = None,
+        views: Mapping[str, Any] | None = None,
+        extra: Mapping[str, Any] | None = None,
+    ) -> list[Explanation]:
+        """Why each query is unsure: bars on one scale, and the reason in words.
+
+        See :mod:`fusevlm.fuse.explain`. ``risk`` and ``delta`` are those of the decision.
+        """
+        given: dict[str, Any] = {"s": s, "inputs": inputs, "views": views, "extra": extra}
+        scores = self.score(samples, **given)
+        rows = samples.samples if isinstance(samples, Queries) else list(samples)
+        return self.explain_scores(scores, rows, self.decide(scores, risk=risk, delta=delta).reason)
+
+    def explain_scores(
+        self, scores: Scores, samples: Sequence[Samples], reasons: Sequence[str]
+    ) -> list[Explanation]:
+        """The same of what was scored and decided before."""
+        return explain(self._scored(scores), self.model.references, samples, reasons)
+
     def threshold(
         self, *, risk: float = 0.2, delta: float = 0.1, rule: str | None = None
     ) -> Threshold:
@@ -413,7 +470,12 @@ class Fuse(Displayed):
     def load(cls, path: str | os.PathLike[str]) -> Fuse:
         """Read a fit written by :meth:`save`; another schema is migrated or refused."""
         saved: _Saved = store.load_object(
-            path, MANIFEST, "fusevlm.Fuse", SCHEMA_VERSION, _CLASSES, MIGRATIONS
+            path,
+            MANIFEST,
+            "fusevlm.Fuse",
+            SCHEMA_VERSION,
+            {"_Saved": _Saved, **CLASSES},
+            MIGRATIONS,
         )
         usual, now = PRESETS[saved.preset], saved.options
         names = [f.name for f in fields(Options)]

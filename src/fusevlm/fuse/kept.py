@@ -66,9 +66,10 @@ def threshold(
         given["dependence"] = kept.dependence(model)
     allowed = kept.allowed(model, options)
     found = thresholds.among(allowed, RULES[name], kept.u, kept.wrong, **given)
-    if name == "learn_then_test" and not found.feasible and kept.apart:
-        logger.warning("%s", _why_nothing(kept, model, options, risk, delta))
-    _warn_of_groups(kept, found, allowed)
+    if logger.isEnabledFor(logging.WARNING):  # what to say takes a simulation
+        if name == "learn_then_test" and not found.feasible and kept.apart:
+            logger.warning("%s", _why_nothing(kept, model, options, risk, delta))
+        _warn_of_groups(kept, found, allowed)
     return found if _guaranteed(kept, name) else found.without_guarantee()
 
 

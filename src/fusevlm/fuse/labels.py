@@ -280,16 +280,8 @@ def power_of_test(answered: IntArray, error: float | FloatArray, risk: float, de
     """P(the exact test of ``risk`` succeeds) after so many answers, each wrong with ``error``."""
     from scipy.special import bdtr
 
-    most = allowed_errors(answered, risk, delta)
+    most = bounds.allowed_errors(answered, risk, delta)
     return np.where(most < 0, 0.0, bdtr(np.maximum(most, 0), np.maximum(answered, 1), error))
-
-
-def allowed_errors(answered: IntArray, risk: float, delta: float) -> IntArray:
-    """The most errors with which the exact test of ``risk`` succeeds; −1: not even with none."""
-    from scipy.stats import binom
-
-    most = np.maximum(0, np.where(answered > 0, binom.ppf(delta, answered, risk), 0)).astype(int)
-    return np.asarray(most - (bounds.binomial_p_value(most, answered, risk) > delta))
 
 
 @dataclass(frozen=True)
@@ -346,7 +338,7 @@ class _Trials:
         scores, errors = _in_order(u[:, apart], wrong[:, apart])
         pairs = zip(scores, grid, strict=True)
         answered = np.array([np.searchsorted(mine, theta, side="right") for mine, theta in pairs])
-        allowed = allowed_errors(np.arange(size + 1), self.risk, self.delta)[answered]
+        allowed = bounds.allowed_errors(np.arange(size + 1), self.risk, self.delta)[answered]
         failed = np.take_along_axis(errors, answered, axis=1) > allowed
         stop = np.where(failed.any(axis=1), np.argmax(failed, axis=1), grid.shape[1])
         last = np.take_along_axis(grid, np.maximum(stop - 1, 0)[:, None], axis=1)[:, 0]
@@ -361,7 +353,7 @@ class _Trials:
         known = np.maximum(1, np.round(coverage * (errors.shape[1] - 1)).astype(int))
         answered = np.maximum(1, np.round(coverage * size).astype(int))
         rate = np.minimum(1.0, (errors[:, known] + 1.0) / (known + 1.0))
-        allowed = allowed_errors(answered, self.risk, self.delta)
+        allowed = bounds.allowed_errors(answered, self.risk, self.delta)
         power = np.where(allowed < 0, 0.0, bdtr(np.maximum(allowed, 0.0), answered, rate))
         best = power.max(axis=1, keepdims=True) - 1e-3
         return np.asarray(coverage[np.argmax(power >= best, axis=1)])

@@ -31,6 +31,16 @@ from fusevlm.fuse.evidence import (
     weighed_if_possible,
     whiten,
 )
+from fusevlm.fuse.explain import (
+    INPUT,
+    PICTURE,
+    QUESTION,
+    SAMPLES,
+    References,
+    references_of,
+    sides,
+    sources,
+)
 from fusevlm.fuse.novelty import Novelty, fit_novelty, strangest
 from fusevlm.fuse.presets import Options
 from fusevlm.fuse.prior import Statistics, fit_statistics
@@ -77,6 +87,7 @@ class Model:
     usual_variance: float = 0.0  # mean of the competence's variance on calibration queries
     components: Mapping[str, Projection] = field(default_factory=dict)  # of inputs
     tilt: Tilt | None = None  # of P(wrong), by labels of newer data
+    references: References | None = None  # what sources add to the calibration queries' posterior
     shared_errors: float = 0.0  # correlation of errors in one unit, beyond what scores explain
 
     @property
@@ -108,6 +119,7 @@ class Known:
     s: FloatArray | None  # the one number of the scalar fusion
     prior: Parts  # the statistics of the vector fusion, competence among them
     variance: FloatArray | None  # of the competence, above its usual one
+    competence: Parts = field(default_factory=dict)  # what each kind of input adds to it
 
     @property
     def empty(self) -> bool:
@@ -116,6 +128,11 @@ class Known:
 
 def fit_model(queries: Queries, options: Options) -> Model:
     """Fit every constant of FUSE on calibration queries, without labels as far as possible."""
+    return fit_scored(queries, options)[0]
+
+
+def fit_scored(queries: Queries, options: Options) -> tuple[Model, Scores]:
+    """The fit, and the scores of the calibration queries themselves: competence out of fold."""
     _check_names(queries.evidence, options)
     statistics, widths = fit_statistics(queries.prior), _widths(queries)
     wrong = queries.wrong
@@ -136,7 +153,7 @@ def fit_model(queries: Queries, options: Options) -> Model:
         alpha = _choose_alpha(responses, queries, known, options)
         table = evidence_table(responses, alpha, options)
     parts = _parts(queries, table, options)
-    _tell_of_missing(parts, options)
+    _tell_of_missing(parts, queries, options)
     _check_texts(parts)
     _tell_of_sampled_answers(queries)
     unasked = [name for name, values in parts.items() if _rarely_asked(name, values, wrong)]
@@ -164,11 +181,17 @@ def fit_model(queries: Queries, options: Options) -> Model:
     _warn_of_one_source(scores, known, options)
     own = options.fusion == "vector"
     score_map = probability.fit_score_map(options.probability, scores.u, wrong, own=own)
-    model = replace(model, u=np.sort(scores.u), score_map=score_map, tuned=_tuned(scores.u, wrong))
+    model = replace(
+        model,
+        u=np.sort(scores.u),
+        score_map=score_map,
+        tuned=_tuned(scores.u, wrong),
+        references=references_of(scores.sources, wrong),
+    )
     if wrong is None:
-        return model
+        return model, scores
     shared = shared_errors(wrong - p_wrong(model, scores), queries.units or ())
-    return replace(model, shared_errors=shared)
+    return replace(model, shared_errors=shared), scores
 
 
 def _fit_competence(queries: Queries, options: Options) -> competence.Fitted | None:
@@ -287,7 +310,8 @@ def _matching(model: Model, queries: Queries) -> Known:
         logger.warning("no inputs: these scores go without the competence prior.")
         return Known(s, prior, None)
     mean, variance = model.competence.predict(queries.inputs)
-    return Known(s, {**prior, competence.NAME: mean}, variance - model.usual_variance)
+    parts = model.competence.parts(queries.inputs)
+    return Known(s, {**prior, competence.NAME: mean}, variance - model.usual_variance, parts)
 
 
 def _parts(
@@ -312,7 +336,7 @@ def _parts(
     if table is not None:
         parts["logdet"] = table.u_hat
     parts |= queries.evidence
-    for name, of_texts in TEXT_EVIDENCE.items():
+    for name, of_texts in TEXT_EVIDENCE.items() if queries.has("texts") else ():
         if name in asked or parts.keys() <= TEXT_EVIDENCE.keys():
             parts[name] = np.array([of_texts(q) for q in queries.samples])
     return parts
@@ -339,8 +363,9 @@ def _rarely_asked(name: str, values: FloatArray, wrong: BoolArray | None) -> boo
     return few
 
 
-def _tell_of_missing(parts: Parts, options: Options) -> None:
-    for name, source in (("surprisal", "answer_logprobs"), ("logdet", "embeddings")):
+def _tell_of_missing(parts: Parts, queries: Queries, options: Options) -> None:
+    sampled = (("logdet", "embeddings"),) if queries.has("texts") else ()
+    for name, source in (("surprisal", "answer_logprobs"), *sampled):
         if options.fusion == "vector" and name not in parts:
             logger.warning("no %s: going without the evidence %r.", source, name)
 
@@ -421,6 +446,8 @@ class _Fused:
     z: float
     parts: Parts
     shares: Parts
+    sources: Parts
+    sides: Parts = field(default_factory=dict)
 
     @property
     def u(self) -> FloatArray:
@@ -438,10 +465,14 @@ def _fuse(
     m0, sigma0, fused = found.posterior(known.s, *columns)
     a, tau2 = found.intercept(table.intercept, table.slope), found.noise(table.tau2)
     shares = {"logdet": 1.0 - fused.prior_weight}
-    return _Fused(m0, sigma0, table.V, a, table.slope, tau2, fused, found.z, parts, shares)
+    from_input = fused.prior_weight * m0
+    added = {INPUT: from_input, SAMPLES: fused.m - from_input}
+    return _Fused(m0, sigma0, table.V, a, table.slope, tau2, fused, found.z, parts, shares, added)
 
 
 def _fuse_vector(found: VectorModel, parts: Parts, known: Known, options: Options) -> _Fused:
+    if not found.names and not known.prior:
+        raise InputError("the fit rests on s and inputs alone, and these queries have neither.")
     missing = [name for name in found.names if name not in parts]
     if missing:
         raise InputError(
@@ -456,7 +487,15 @@ def _fuse_vector(found: VectorModel, parts: Parts, known: Known, options: Option
     a, slope = np.zeros(len(x.m0)), np.ones(len(x.m0))
     # a grid of z would tie where σ_post is one constant
     z = 2.0 if isinstance(options.z, str) else float(options.z)
-    return _Fused(x.m0, x.sigma0, x.u_hat, a, slope, x.tau2, x.posterior, z, used, x.shares)
+    added = sources(found.contributions(known.prior, used), found.prior_names)
+    strange = sides(found.standardised_prior(known.prior))
+    named = {"image": PICTURE, "text": QUESTION}
+    strange |= {
+        f"{competence.NAME}_{named[k]}": v for k, v in known.competence.items() if k in named
+    }
+    return _Fused(
+        x.m0, x.sigma0, x.u_hat, a, slope, x.tau2, x.posterior, z, used, x.shares, added, strange
+    )
 
 
 def _scores(
@@ -478,7 +517,8 @@ def _scores(
         n_distinct=np.array([q.n_distinct for q in queries.samples]),
         novelty=novelty, strangest=tuple(side),
         jitter=np.full(size, np.nan) if table is None else table.jitter,
-        parts=x.parts, shares=x.shares,
+        parts=x.parts, shares=x.shares, sources=x.sources,
+        sides=x.sides,
     )  # fmt: skip
 
 

@@ -156,8 +156,9 @@ def _fit_numbers(views: Views, units: Sequence[str]) -> tuple[Numbers | None, Fl
         scaled = (rows - mean) @ axes
         axes = axes @ np.linalg.svd(scaled, full_matrices=False)[2][:COMPONENTS].T
     reduced = np.asarray((rows - mean) @ axes)  # of mean 0
-    root = fit_gaussian(reduced).inverse_root @ axes.T
-    return Numbers(widths, Gaussian(mean, root)), left_out_mahalanobis(reduced, units)
+    root = (fit_gaussian(reduced).inverse_root @ axes.T).astype(np.float32)  # the largest of a fit
+    found = Gaussian(mean, root)  # type: ignore[arg-type]
+    return Numbers(widths, found), left_out_mahalanobis(reduced, units)
 
 
 def _combined(unknown: FloatArray, far: FloatArray | None) -> FloatArray:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -69,15 +69,36 @@ class Scores(_Columns):
     jitter: FloatArray  # absolute, added before the weights; NaN where no log-det was taken
     parts: Mapping[str, FloatArray] = field(default_factory=dict)  # raw evidence by name
     shares: Mapping[str, FloatArray] = field(default_factory=dict)  # its share of the precision
+    sources: Mapping[str, FloatArray] = field(default_factory=dict)  # what each adds to m_post
+    sides: Mapping[str, FloatArray] = field(default_factory=dict)  # how strange: picture, question
     fit: str = ""  # which fit made them; another fit's are refused
 
+    def take(self, rows: Sequence[int]) -> Scores:
+        """Those of some queries."""
+        index = list(rows)
+        changes: dict[str, Any] = {}
+        for one in fields(self):
+            value = getattr(self, one.name)
+            if isinstance(value, Mapping):
+                changes[one.name] = {name: v[index] for name, v in value.items()}
+            elif isinstance(value, tuple):
+                changes[one.name] = tuple(value[i] for i in index)
+            elif isinstance(value, np.ndarray):
+                changes[one.name] = value[index]
+        return replace(self, **changes)
+
     def columns(self) -> dict[str, np.ndarray[Any, Any]]:
-        """All columns by name, the named evidence as ``evidence_NAME`` and ``share_NAME``."""
+        """All columns by name; of evidence ``evidence_NAME`` and ``share_NAME``, of sources
+        ``added_NAME``, of sides ``side_NAME``.
+        """
         flat = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "fit"}
         flat["strangest"] = np.array(self.strangest, dtype=str)
-        parts, shares = flat.pop("parts"), flat.pop("shares")
+        parts, shares, sources = flat.pop("parts"), flat.pop("shares"), flat.pop("sources")
+        sides = flat.pop("sides")
         flat |= {f"evidence_{name}": values for name, values in parts.items()}
         flat |= {f"share_{name}": values for name, values in shares.items()}
+        flat |= {f"added_{name}": values for name, values in sources.items()}
+        flat |= {f"side_{name}": values for name, values in sides.items()}
         return flat
 
     def _novel(self) -> str:

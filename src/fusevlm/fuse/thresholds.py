@@ -452,16 +452,15 @@ def _powerful_start(
     The rate below each candidate is smoothed by one error more, so that a short run of luck does
     not decide. Of equally powerful starts the smallest: everything above it can still be reached.
     """
-    from scipy.stats import binom
+    from scipy.special import bdtr
 
     coverage = np.linspace(least, 1.0, 41)
     errors = np.concatenate([[0.0], np.cumsum(np.asarray(wrong, float)[np.argsort(scores)])])
     known = np.maximum(1, np.round(coverage * len(scores)).astype(int))
     answered = np.maximum(1, np.round(coverage * size).astype(int))
     rate = np.minimum(1.0, (errors[known] + 1.0) / (known + 1.0))
-    allowed = binom.ppf(delta, answered, risk)  # most errors with P(Bin ≤ errors) ≤ delta
-    allowed = allowed - (binom.cdf(allowed, answered, risk) > delta)
-    power = binom.cdf(allowed, answered, rate)
+    allowed = bounds.allowed_errors(answered, risk, delta)
+    power = np.where(allowed < 0, 0.0, bdtr(np.maximum(allowed, 0), answered, rate))
     return float(coverage[int(np.argmax(power >= power.max() - 1e-3))])
 
 

@@ -28,7 +28,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -80,14 +80,8 @@ class VectorModel:
 
         ``spread`` [N] is added to σ0² (see the module); it may be negative.
         """
-        size = len(next(iter(evidence.values())))
-        given = {
-            **{n: prior.get(n) for n in self.prior_names},
-            **{n: evidence[n] for n in self.names},
-        }
-        blank = np.full(size, np.nan)
-        raw = np.column_stack([blank if v is None else v for v in given.values()])
-        x = (raw - self.mean) / self.sd
+        x = self._standardised(prior, evidence)
+        size = len(x)
         extra = np.zeros(size) if spread is None else spread
         out = [np.empty(size) for _ in range(6)]
         shares = np.zeros((size, len(self.names)))
@@ -103,6 +97,41 @@ class VectorModel:
         fused = fusion.Posterior(m, sigma, weight)
         named = {name: shares[:, j] * (1.0 - weight) for j, name in enumerate(self.names)}
         return Conditioned(m0, sigma0, u_hat, tau2, fused, named)
+
+    def contributions(self, prior: Columns, evidence: Columns) -> dict[str, FloatArray]:
+        """What each column adds to the posterior mean [N]: b_j·x̃_j with b = C⁻¹k of those known.
+
+        E[u | x] = kᵀC⁻¹x̃ is linear, so they sum to m_post (but for what ``spread`` moves). A column
+        that is not known of a query adds nothing.
+        """
+        x = self._standardised(prior, evidence)
+        known = ~np.isnan(x)
+        found = np.zeros_like(x)
+        for pattern in np.unique(known, axis=0):
+            rows, j = np.flatnonzero((known == pattern).all(axis=1)), np.flatnonzero(pattern)
+            weights = np.linalg.solve(self.C[np.ix_(j, j)], self.k[j]) if len(j) else np.zeros(0)
+            found[np.ix_(rows, j)] = x[np.ix_(rows, j)] * weights
+        return dict(zip((*self.prior_names, *self.names), found.T, strict=True))
+
+    def standardised_prior(self, prior: Columns) -> dict[str, FloatArray]:
+        """The prior statistics that are given [N], with calibration mean 0 and variance 1."""
+        places = {name: j for j, name in enumerate(self.prior_names)}
+        return {
+            name: (values - self.mean[places[name]]) / self.sd[places[name]]
+            for name, values in prior.items()
+            if name in places
+        }
+
+    def _standardised(self, prior: Columns, evidence: Columns) -> FloatArray:
+        """All columns [N, P+K] with calibration mean 0 and variance 1; NaN where not known."""
+        given = {
+            **{n: prior.get(n) for n in self.prior_names},
+            **{n: evidence[n] for n in self.names},
+        }
+        size = len(next(v for v in given.values() if v is not None))
+        blank = np.full(size, np.nan)
+        raw = np.column_stack([blank if v is None else v for v in given.values()])
+        return np.asarray((raw - self.mean) / self.sd)
 
     def _condition(
         self, x: FloatArray, known: BoolArray, extra: FloatArray
@@ -160,18 +189,25 @@ def fit_vector(
     too few for the weights still set the base rate, and so P(wrong); without any, ``base_rate``
     does if given.
     """
-    size = len(next(iter(evidence.values())))
-    if size < 3:
+    columns = [*prior.values(), *evidence.values()]
+    size = len(columns[0]) if columns else 0
+    if columns and size < 3:
         raise InputError(
             f"calibration needs at least 3 queries; got {size} (a few hundred are sensible)."
         )
     t = level(wrong, base_rate)
     few = wrong is None or min(int(wrong.sum()), int((~wrong).sum())) < MIN_PER_CLASS
+    if not columns or (few and not evidence):
+        raise InputError(
+            "there is no evidence: no samples, and no log-probabilities of the answer. The input "
+            "alone (s, inputs) can be weighed only by labels, at least "
+            f"{MIN_PER_CLASS} right and {MIN_PER_CLASS} wrong ones."
+        )
     if few:
         _tell_of_few(wrong, tuple(evidence))
         evidence = {name: evidence[name] for name in list(evidence)[:1]}
     names = (*prior, *evidence)
-    raw = np.column_stack([*prior.values(), *evidence.values()])
+    raw = np.column_stack([*prior.values(), *evidence.values()])  # evidence may be fewer by now
     mean, sd = np.nanmean(raw, axis=0), _spread(raw, names)
     x = (raw - mean) / sd
     C = _covariance(x)
@@ -246,6 +282,14 @@ def label_free_weights(C: FloatArray, n_prior: int, kappa: float) -> tuple[Float
     C[:n_prior, :n_prior] = block
     C[:-1, -1] = C[-1, :-1] = c * k[:-1]
     return k, C
+
+
+def weakened(model: VectorModel, share: float) -> VectorModel:
+    """A label-free model whose one piece of evidence follows u only by this share as closely."""
+    k, C = model.k.copy(), model.C.copy()
+    k[-1] *= share
+    C[:-1, -1] = C[-1, :-1] = k[-1] * k[:-1]
+    return replace(model, k=k, C=C)
 
 
 def _spread(values: FloatArray, names: tuple[str, ...]) -> FloatArray:

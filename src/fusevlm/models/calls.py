@@ -1,12 +1,12 @@
-"""Calls of a JSON service over HTTP: retries, rate, time-outs, and a budget that is never exceeded.
+"""Calls of a JSON service over HTTP: retries, rate, time-outs, within a budget.
 
-Only the standard library is used, with its proxies (``HTTPS_PROXY``). The key is read from the
-environment at every call: no object holds it, and what a server says is cleared of it.
+Connections are kept and proxies of the environment used (``HTTPS_PROXY``), but for this machine.
+The key is read from the environment at every call: no object holds it, and what a server says is
+cleared of it.
 """
 
 from __future__ import annotations
 
-import http.client
 import json
 import logging
 import os
@@ -14,18 +14,17 @@ import random
 import re
 import ssl
 import time
-import urllib.error
-import urllib.request
+import weakref
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
 from threading import Event, Lock
-from typing import Annotated, Any
+from typing import Any
 from urllib.parse import urlsplit
 
 from fusevlm import checks
-from fusevlm.checks import POSITIVE, Number, Whole
 from fusevlm.errors import FuseError, InputError
+from fusevlm.models.budget import Meter, Promise
+from fusevlm.settings import ServerConfig
 
 logger = logging.getLogger(__name__)
 
@@ -36,23 +35,7 @@ NEVER = re.compile(r"\bnot support|unsupported|mmproj", re.IGNORECASE)  # said w
 QUOTA = re.compile(r"insufficient_quota|billing|exceeded your current quota", re.IGNORECASE)
 SHOWN = 300  # characters of a server's own words
 HERE = ("localhost", "127.0.0.1", "::1")
-
-
-@dataclass(frozen=True)
-class Limits:
-    """How patiently, how fast and how much a service is called."""
-
-    timeout: Annotated[float, POSITIVE] = 120.0  # seconds without a byte
-    retries: Annotated[int, Whole(0)] = 5  # of a call that failed for a passing reason
-    backoff: Annotated[float, POSITIVE] = 1.0  # seconds before the first retry; then twice as many
-    max_wait: Annotated[float, Number(0.0)] = 60.0  # seconds before one retry
-    per_minute: Annotated[float | None, POSITIVE] = None  # calls begun
-    concurrency: Annotated[int, Whole(1)] = 8  # calls at a time
-    max_calls: Annotated[int | None, Whole(1)] = None  # retries and the probe count
-    max_tokens: Annotated[int | None, Whole(1)] = None  # of prompts and answers
-
-    def __post_init__(self) -> None:
-        checks.options(self)
+MOST_BYTES = 64_000_000  # of an answer
 
 
 class CallError(FuseError):
@@ -70,87 +53,24 @@ class CallError(FuseError):
         self.status, self.passing, self.wait = status, passing, wait
 
 
-@dataclass(eq=False)
-class Promise:
-    """What a query may still use of the budget, kept for it until it is done."""
-
-    calls: int
-    tokens: int
-
-
-@dataclass(eq=False)
-class Meter:
-    """Calls and tokens used, and those promised to queries under way; the budget bounds their sum.
-
-    Tokens of a prompt are known only when they are paid for, so that ``max_tokens`` may be exceeded
-    by what prompts of the calls under way have more than the longest before.
-    """
-
-    max_calls: int | None = None
-    max_tokens: int | None = None
-    calls: int = 0
-    tokens: int = 0
-    longest_prompt: int = 0
-    _open: list[Promise] = field(default_factory=list)
-    _lock: Any = field(default_factory=Lock, repr=False)
-
-    def promise(self, calls: int, tokens: int) -> Promise:
-        """Keep so much for one query, or CallError when the budget has less."""
-        with self._lock:
-            self._need(calls, tokens)
-            made = Promise(calls, tokens)
-            self._open.append(made)
-            return made
-
-    def withdraw(self, promise: Promise) -> None:
-        """Free what a promise has left."""
-        with self._lock:
-            if promise in self._open:
-                self._open.remove(promise)
-
-    def send(self, promise: Promise) -> None:
-        """Count a call that is about to be sent, first from the promise, then from the rest."""
-        with self._lock:
-            if promise.calls > 0:
-                promise.calls -= 1
-            else:
-                self._need(1, 0)
-            self.calls += 1
-
-    def count(self, promise: Promise, prompt: int, answer: int) -> None:
-        """Count the tokens of an answered call."""
-        with self._lock:
-            promise.tokens = max(0, promise.tokens - prompt - answer)
-            self.tokens += prompt + answer
-            self.longest_prompt = max(self.longest_prompt, prompt)
-
-    def _need(self, calls: int, tokens: int) -> None:
-        wanted = {
-            "max_calls": (calls, self.calls, sum(p.calls for p in self._open), self.max_calls),
-            "max_tokens": (tokens, self.tokens, sum(p.tokens for p in self._open), self.max_tokens),
-        }
-        for name, (more, used, kept, limit) in wanted.items():
-            if limit is not None and more and used + kept + more > limit:
-                raise CallError(
-                    f"the budget {name} = {limit} is used up: {used} used, {kept} kept for queries "
-                    f"under way, {more} wanted. Load the model with a larger one for the rest."
-                )
-
-
 class Service:
     """A JSON service at an address."""
 
-    def __init__(self, base: str, limits: Limits | None = None) -> None:
+    def __init__(self, base: str, limits: ServerConfig | None = None) -> None:
+        http = checks.extra("httpx2", "a model behind a server", "api")
         self.base = _address(base)
-        self.limits = limits or Limits()
-        self.meter = Meter(self.limits.max_calls, self.limits.max_tokens)
+        self.limits = limits or ServerConfig()
+        self.meter = Meter(self.limits)
+        pool = http.Limits(max_connections=None, max_keepalive_connections=self.limits.concurrency)
         near = urlsplit(self.base).hostname in HERE
-        proxies = urllib.request.ProxyHandler({} if near else None)  # None: of the environment
-        self._opener = urllib.request.build_opener(_NoRedirect, proxies)
+        # a redirect is told, not followed: the key is meant for the address that was given
+        self._client = http.Client(limits=pool, trust_env=not near, follow_redirects=False)
+        weakref.finalize(self, self._client.close)  # kept connections go with the service
+        self._http = http
         self._lock = Lock()
         self._next = 0.0  # when the next call may begin
         self._reached = False  # has it ever answered
-        self._patient = True  # False while the service is down: no retries then
+        self.down = ""  # while the service is down: what it met last; no retries then
 
     def ask(
         self,
@@ -175,38 +95,40 @@ class Service:
                 self._reached = self._reached or error.status > 0
                 if not error.passing:
                     raise
-                if tried > self.limits.retries or not (self._patient and self._reached):
-                    self._patient = False
+                if tried > self.limits.retries or self.down or not self._reached:
+                    self.down = str(error)
                     raise _after(error, tried) from error
                 self._pause(error, tried, halt)
             else:
-                self._patient = self._reached = True
+                self.down, self._reached = "", True
                 return found
 
     def once(self, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """The JSON object that one call returns: a POST of ``body``, or a GET."""
-        data = None if body is None else json.dumps(body).encode()
         secret = find_key()
         headers = {"Accept": "application/json", "User-Agent": "fusevlm"}
-        if data is not None:
-            headers["Content-Type"] = "application/json"
         if secret is not None:
             headers["Authorization"] = f"Bearer {secret[1]}"
-        request = urllib.request.Request(self.base + path, data=data, headers=headers)
+        given: dict[str, Any] = {} if body is None else {"json": dict(body)}
         try:
-            with self._opener.open(request, timeout=self.limits.timeout) as answer:
-                kind = answer.headers.get_content_type()
-                if kind == "text/event-stream":
+            with self._client.stream(
+                "GET" if body is None else "POST",
+                self.base + path,
+                headers=headers,
+                timeout=self.limits.timeout,
+                **given,
+            ) as answer:
+                kind = answer.headers.get("content-type", "")
+                if answer.status_code < 300 and kind.startswith("text/event-stream"):
                     raise CallError(
                         "the server sent a stream (text/event-stream) though none was asked for. "
                         "Switch streaming off in the server or the proxy before it."
                     )
-                text = answer.read().decode("utf-8", "replace")
-        except urllib.error.HTTPError as error:
-            with error:
-                raise _refusal(error) from None  # the request, with its headers, stays unseen
-        except (OSError, http.client.HTTPException) as error:
-            raise _broken(error, self.base, self.limits.timeout) from None
+                text = _body(answer)
+        except (self._http.HTTPError, self._http.InvalidURL) as error:
+            raise _broken(error, self._http, self.base, self.limits.timeout) from None
+        if answer.status_code >= 300:
+            raise _refusal(answer.status_code, answer.headers, text)
         return _parsed(text)
 
     def _wait_turn(self, stop: Event) -> None:
@@ -233,13 +155,6 @@ class Service:
                 self._next = max(self._next, time.monotonic() + error.wait)
         logger.info("call %d failed (%s): once more in %.1f s", tried, error, seconds)
         _sleep(seconds, stop)
-
-
-class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """A redirect is told, not followed: the key is meant for the address that was given."""
-
-    def redirect_request(self, *_: Any, **__: Any) -> None:
-        return None
 
 
 def find_key() -> tuple[str, str] | None:
@@ -309,17 +224,22 @@ def _parsed(text: str) -> dict[str, Any]:
     return found
 
 
-def _refusal(error: urllib.error.HTTPError) -> CallError:
+def _body(answer: Any) -> str:
+    """The whole answer as text; one that does not end is broken off."""
+    found = bytearray()
+    for block in answer.iter_bytes():
+        found += block
+        if len(found) > MOST_BYTES:
+            raise CallError(f"the server's answer is longer than {MOST_BYTES // 10**6} MB.")
+    return found.decode("utf-8", "replace")
+
+
+def _refusal(status: int, headers: Mapping[str, str], body: str) -> CallError:
     """An HTTP status as an error that says what to do."""
-    try:
-        body = error.read().decode("utf-8", "replace")
-    except (OSError, http.client.HTTPException):
-        body = ""
     try:
         words = _words(json.loads(body))
     except ValueError:
         words = cleared(body)
-    status = error.code
     said = f"HTTP {status}" + (f" ({words})" if words else "")
     if status in (401, 403):
         secret = find_key()
@@ -336,26 +256,37 @@ def _refusal(error: urllib.error.HTTPError) -> CallError:
         return CallError(f"{said}: the server sends elsewhere. Give that address.", status=status)
     if status in PASSING or (status >= 500 and not NEVER.search(body)):
         what = "too many calls: set per_minute" if status == 429 else "the server failed"
-        wait = _retry_after(error.headers.get("Retry-After"))
+        wait = _retry_after(headers.get("retry-after"))
         return CallError(f"{said}: {what}.", status=status, passing=True, wait=wait)
     return CallError(f"{said}: the server refused the call.", status=status)
 
 
-def _broken(error: Exception, base: str, timeout: float) -> CallError:
+def _broken(error: Exception, http: Any, base: str, timeout: float) -> CallError:
     """A call that ended without a whole answer."""
-    reason = getattr(error, "reason", error)
-    if isinstance(reason, TimeoutError):
+    if isinstance(error, http.TimeoutException):
         return CallError(f"no answer within timeout = {timeout:g} s.", passing=True)
-    if isinstance(reason, ssl.SSLCertVerificationError):
-        return CallError(f"the certificate of {base} is not trusted: {reason.verify_message}.")
-    if isinstance(reason, http.client.IncompleteRead):
+    causes = _causes(error)
+    for cause in causes:
+        if isinstance(cause, ssl.SSLCertVerificationError):
+            return CallError(f"the certificate of {base} is not trusted: {cause.verify_message}.")
+    if isinstance(error, http.RemoteProtocolError) and "body" in str(error):
         return CallError("the server's answer broke off in the middle.", passing=True)
-    if isinstance(reason, ConnectionRefusedError):
+    if isinstance(error, http.ConnectError) and any(
+        isinstance(cause, ConnectionRefusedError) for cause in causes
+    ):
         return CallError(
             f"nothing listens at {base}. Start the server, or correct the address.", passing=True
         )
-    said = cleared(str(reason)) or type(reason).__name__
+    said = cleared(str(error)) or type(error).__name__
     return CallError(f"the connection to {base} failed: {said}.", passing=True)
+
+
+def _causes(error: BaseException) -> list[BaseException]:
+    """What led to an error, from it on back."""
+    found: list[BaseException] = [error]
+    while (before := found[-1].__cause__ or found[-1].__context__) and before not in found:
+        found.append(before)
+    return found
 
 
 def _after(error: CallError, tried: int) -> CallError:

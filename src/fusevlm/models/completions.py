@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fusevlm import checks
+from fusevlm.checks import whole_text
 from fusevlm.data.images import load_image
 from fusevlm.models.calls import CallError, cleared
 from fusevlm.models.protocol import Decoding
@@ -18,12 +19,14 @@ from fusevlm.models.protocol import Decoding
 OPTIONAL: dict[str, dict[str, Any]] = {
     "n": {"n": 2},
     "logprobs": {"logprobs": True},
-    "top_logprobs": {"logprobs": True, "top_logprobs": 2},
+    # three, for vLLM puts a drawn token that is none of them in the place of the last
+    "top_logprobs": {"logprobs": True, "top_logprobs": 3},
     "seed": {"seed": 1},
     # servers cut the distribution by default (llama.cpp: top_k 40, min_p .05); these undo it
     "unfiltered": {"top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0},
 }
 LIMITS = ("max_tokens", "max_completion_tokens")  # names of the token limit, old and new
+MOST_LOGPROB = 1e-6  # 0 but for rounding
 BROKEN = "\ufffd"  # stands for half a character
 
 
@@ -41,6 +44,7 @@ class Gives:
     seed: bool = False  # is taken; no promise that it counts
     unfiltered: bool = False  # takes top_k, min_p and repetition_penalty
     images: bool = False
+    varies: bool = True  # answers differ, as the temperature has it
     limit: str = LIMITS[0]
 
 
@@ -52,6 +56,12 @@ class Answer:
     logprobs: tuple[float, ...] | None
     margins: tuple[float, ...] | None
     truncated: bool
+
+    @classmethod
+    def from_json(cls, known: Mapping[str, Any]) -> Answer:
+        """Of its own fields, as a journal keeps them."""
+        rows = {name: known[name] and tuple(known[name]) for name in ("logprobs", "margins")}
+        return cls(known["text"], truncated=known["truncated"], **rows)
 
 
 def request(
@@ -170,7 +180,7 @@ def text_of(choice: Mapping[str, Any]) -> str:
         return ""
     if not isinstance(said, str):
         raise CallError(f"the answer's content is a {type(said).__name__}, not a text.")
-    return _whole(said).strip()
+    return whole_text(said).strip()
 
 
 def entries(choice: Mapping[str, Any]) -> list[Any]:
@@ -188,6 +198,10 @@ def numbers(listed: Sequence[Any]) -> tuple[tuple[float, ...], tuple[float, ...]
         value = _number(entry.get("logprob")) if isinstance(entry, Mapping) else None
         if value is None:
             raise CallError("a log-probability of the answer is not a number.")
+        if value > MOST_LOGPROB:
+            raise CallError(
+                f"a log-probability of the answer is {value:g}; log-probabilities are at most 0."
+            )
         values.append(value)
         gap = best_gap(entry)
         margins += [] if gap is None else [gap]
@@ -195,12 +209,18 @@ def numbers(listed: Sequence[Any]) -> tuple[tuple[float, ...], tuple[float, ...]
 
 
 def best_gap(entry: Mapping[str, Any]) -> float | None:
-    """log p(best) − log p(second best) of one step, where both are given."""
+    """log p(best) − log p(second best) of one step, where both are given.
+
+    Of two, one may be the drawn token, which need not be the second best.
+    """
     listed = entry.get("top_logprobs")
     given = [one for one in listed if isinstance(one, Mapping)] if isinstance(listed, list) else []
     found = [_number(one.get("logprob")) for one in given]
-    best = sorted((value for value in found if value is not None), reverse=True)[:2]
-    return best[0] - best[1] if len(best) == 2 else None
+    best = sorted((value for value in found if value is not None), reverse=True)
+    drawn = _number(entry.get("logprob"))
+    if len(best) < 2 or (len(best) == 2 and drawn is not None and drawn < best[0]):
+        return None
+    return best[0] - best[1]
 
 
 def spelt(listed: Sequence[Any]) -> str:
@@ -209,7 +229,9 @@ def spelt(listed: Sequence[Any]) -> str:
     for entry in listed:
         raw = entry.get("bytes")
         try:
-            found += bytes(raw) if isinstance(raw, list) else _whole(str(entry["token"])).encode()
+            found += (
+                bytes(raw) if isinstance(raw, list) else whole_text(str(entry["token"])).encode()
+            )
         except (KeyError, ValueError, TypeError):
             found += BROKEN.encode()
     return found.decode("utf-8", "replace")
@@ -240,8 +262,3 @@ def _number(value: Any) -> float | None:
 def _dense(text: str) -> str:
     """``text`` without spaces, which servers lose where they decode token by token."""
     return "".join(text.replace("\u2581", " ").split())  # as SentencePiece writes a space
-
-
-def _whole(text: str) -> str:
-    """``text`` with pairs of surrogates joined and single ones replaced."""
-    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")

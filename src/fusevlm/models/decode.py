@@ -1,27 +1,34 @@
 """The sampling loop: all samples of all queries of a batch, one token at a time.
 
-It records, for each row, the tokens, their log-probabilities under the unwarped distribution at
-temperature 1 and under the one they were drawn from, the margin of the best token over the second
-best (EOS included), and the hidden state of the last response token, which is the last one before
-EOS. A truncated answer's last token is fed once
-more to have its own state.
+What is recorded of each row, and how its tokens are chosen: :mod:`fusevlm.models.rows`. A truncated
+answer's last token is fed once more to have its own state.
 """
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 
-from fusevlm.checks import BoolArray, FloatArray, IntArray
+from fusevlm.checks import FloatArray, IntArray
 from fusevlm.models import draws, shared_prefix
 from fusevlm.models.layers import LayerTap
 from fusevlm.models.protocol import Decoding
-
-PICK_ELEMENTS = 1_000_000  # rows × vocabulary handled at once when choosing tokens
+from fusevlm.models.rows import (
+    JUDGED,
+    Drawn,
+    Failure,
+    Row,
+    broken_at,
+    pick,
+    record,
+    stopped,
+    worded,
+)
 
 
 @dataclass(frozen=True)
@@ -36,28 +43,16 @@ class Prompt:
     states: dict[str, torch.Tensor]  # hidden states of the last prompt token, by layer
 
 
-@dataclass
-class Row:
-    """One answer in the making."""
-
-    tokens: list[int] = field(default_factory=list)  # without EOS
-    logprobs: list[float] = field(default_factory=list)  # with EOS
-    warped: list[float] = field(default_factory=list)
-    margins: list[float] = field(default_factory=list)
-    states: dict[str, torch.Tensor] = field(default_factory=dict)
-    text: str = ""
-    truncated: bool = False
-    n_near: int = 0  # draws near a boundary
-
-
 @dataclass(frozen=True)
-class Decoded:
-    """The finished rows of a query: its samples, then the judged answer."""
+class Wish:
+    """A prompt, and the places of the samples that are to be drawn of it; or the judged answer."""
 
-    rows: list[Row]
-    prompt_tokens: int
-    n_near_boundary: int
-    prompt_states: dict[str, torch.Tensor]  # of the last prompt token, by layer
+    prompt: Prompt
+    places: Sequence[int]
+
+    @property
+    def query_id(self) -> str:
+        return self.prompt.query_id
 
 
 class Decoder(Protocol):
@@ -75,28 +70,38 @@ class Decoder(Protocol):
 
 
 def decode(
-    model: Decoder, prompts: Sequence[Prompt], temperatures: FloatArray, seed: int
-) -> dict[str, Decoded | str]:
-    """n samples and the judged answer of each prompt; a query whose logits turn NaN is an error."""
+    model: Decoder, wishes: Sequence[Wish], temperatures: FloatArray, seed: int
+) -> dict[str, Drawn | Failure]:
+    """The wanted samples of each prompt; a query whose logits turn NaN is an error.
+
+    ``temperatures`` are those of all samples that may ever be drawn of a query, by place.
+    """
     settings = model.decoding
-    per_query = len(temperatures) + 1
     steps = settings.max_new_tokens
-    device = prompts[0].logits.device
-    heat = np.tile(np.r_[temperatures, settings.answer_temperature], len(prompts))
-    u = np.concatenate([draws.uniforms(seed, p.query_id, per_query, steps) for p in prompts])
-    rows = [Row(states=dict(p.states)) for p in prompts for _ in range(per_query)]
-    logits = torch.stack([p.logits for p in prompts]).repeat_interleave(per_query, dim=0)
+    device = wishes[0].prompt.logits.device
+    heats = np.r_[temperatures, settings.answer_temperature]  # JUDGED is the last
+    heat = np.concatenate([heats[list(w.places)] for w in wishes])
+    # the judged answer's numbers are those of the place after all samples
+    keys = [[len(temperatures) if k == JUDGED else k for k in w.places] for w in wishes]
+    u = np.concatenate(
+        [draws.uniforms(seed, w.query_id, own, steps) for w, own in zip(wishes, keys, strict=True)]
+    )
+    owner = np.repeat(np.arange(len(wishes)), [len(w.places) for w in wishes])  # of each row
+    rows = [Row(states=dict(w.prompt.states)) for w in wishes for _ in w.places]
+    logits = torch.stack([w.prompt.logits for w in wishes for _ in w.places])
     alive = np.arange(len(rows))
-    failed: dict[str, str] = {}
+    failed: dict[str, Failure] = {}
     with torch.inference_mode():
-        stepper = (SharedStep if model.shares else RepeatedStep)(model, prompts, per_query)
+        prompts = [w.prompt for w in wishes]
+        stepper = (SharedStep if model.shares else RepeatedStep)(model, prompts, owner)
         for step in range(steps):
-            for q in _broken(logits, alive // per_query):
-                failed[prompts[q].query_id] = f"NaN or infinite logits at token {step + 1}."
-            broken = [q for q, p in enumerate(prompts) if p.query_id in failed]
+            for q in broken_at(logits, owner[alive]):
+                why = f"NaN or infinite logits at token {step + 1}."
+                failed[wishes[q].query_id] = Failure(why)
+            broken = [q for q, w in enumerate(wishes) if w.query_id in failed]
             choice = pick(logits, heat[alive], u[alive, step], settings)
-            open_ = _record([rows[i] for i in alive], choice, model.eos)
-            open_ &= ~np.isin(alive // per_query, broken)
+            open_ = record([rows[i] for i in alive], choice, model.eos)
+            open_ &= ~np.isin(owner[alive], broken)
             alive = alive[open_]
             if not len(alive):
                 break
@@ -105,55 +110,27 @@ def decode(
                 for i, state in zip(alive, states, strict=True):
                     rows[i].states[name] = state
             if settings.stop:
-                running = np.array([not _stopped(rows[i], model) for i in alive])
+                running = np.array(
+                    [not stopped(rows[i], model.tokenizer, settings.stop) for i in alive]
+                )
                 alive, logits = alive[running], logits[torch.as_tensor(running, device=device)]
     for i in alive:
         rows[i].truncated = True
     return {
-        p.query_id: failed.get(p.query_id) or _finished(model, p, rows[k : k + per_query])
-        for k, p in zip(range(0, len(rows), per_query), prompts, strict=True)
+        w.query_id: failed.get(w.query_id)
+        or _finished(model, w, [row for row, q in zip(rows, owner, strict=True) if q == k])
+        for k, w in enumerate(wishes)
     }
-
-
-@dataclass(frozen=True)
-class Choice:
-    """The tokens chosen for some rows, and what their distributions say of them."""
-
-    token: torch.Tensor  # [rows]
-    logprob: list[float]  # at temperature 1, nothing cut off
-    warped: list[float]  # under the distribution it was drawn from
-    near: list[bool]
-    margin: list[float]  # of the best token over the second best, at temperature 1
-
-
-def pick(logits: torch.Tensor, heat: FloatArray, u: FloatArray, settings: Decoding) -> Choice:
-    """Choose one token per row of logits [rows, V], a bounded number of rows at a time."""
-    chunk = max(1, PICK_ELEMENTS // logits.shape[-1])
-    found: list[tuple[torch.Tensor, ...]] = []
-    for start in range(0, len(logits), chunk):
-        part = logits[start : start + chunk]
-        cut = slice(start, start + len(part))
-        temperatures = torch.as_tensor(heat[cut], dtype=part.dtype, device=part.device)
-        p = draws.warp(part, temperatures, top_p=settings.top_p, top_k=settings.top_k)
-        token, near = draws.choose(p, torch.as_tensor(u[cut], device=part.device))
-        margin = draws.margins(part)
-        near |= (temperatures == 0) & (margin < draws.NEAR_BOUNDARY)
-        index = token[:, None]
-        plain = part.gather(-1, index)[:, 0] - part.logsumexp(dim=-1)
-        found.append((token, plain, p.gather(-1, index)[:, 0].log(), near, margin))
-    columns = (torch.cat(column) for column in zip(*found, strict=True))
-    token, plain, warped, near, margin = columns
-    return Choice(token, plain.tolist(), warped.tolist(), near.tolist(), margin.tolist())
 
 
 class SharedStep:
     """Feeds tokens while each prompt's cache stays at batch 1 and rows keep only their own part."""
 
-    def __init__(self, model: Decoder, prompts: Sequence[Prompt], per_query: int) -> None:
+    def __init__(self, model: Decoder, prompts: Sequence[Prompt], owner: IntArray) -> None:
         from transformers import DynamicCache
 
-        self.model, self.per_query = model, per_query
-        self.position = np.repeat([p.position for p in prompts], per_query)
+        self.model, self.owner = model, owner
+        self.position = np.array([p.position for p in prompts])[owner]
         self.keys = [[layer.keys for layer in p.cache.layers] for p in prompts]
         self.values = [[layer.values for layer in p.cache.layers] for p in prompts]
         self.own = DynamicCache(config=model.decoder.config)
@@ -164,7 +141,7 @@ class SharedStep:
         if self.held is not None:
             _select(self.own, self.held, rows)
         self.held = rows
-        borders = np.searchsorted(rows, np.arange(len(self.keys) + 1) * self.per_query)
+        borders = np.searchsorted(self.owner[rows], np.arange(len(self.keys) + 1))
         active = [
             shared_prefix.Prefix(keys, values, slice(int(start), int(stop)))
             for keys, values, start, stop in zip(
@@ -179,12 +156,12 @@ class SharedStep:
 class RepeatedStep:
     """Feeds tokens with the prompt's cache copied for every row: the fallback, one prompt only."""
 
-    def __init__(self, model: Decoder, prompts: Sequence[Prompt], per_query: int) -> None:
+    def __init__(self, model: Decoder, prompts: Sequence[Prompt], owner: IntArray) -> None:
         (prompt,) = prompts
         self.model, self.position = model, prompt.position
-        self.cache = prompt.cache
-        self.cache.batch_repeat_interleave(per_query)
-        self.held: IntArray = np.arange(per_query)
+        self.cache = copy.deepcopy(prompt.cache)  # the prompt may be continued once more
+        self.cache.batch_repeat_interleave(len(owner))
+        self.held: IntArray = np.arange(len(owner))
 
     def feed(self, tokens: torch.Tensor, rows: IntArray, step: int) -> torch.Tensor:
         """Logits [k, V] after one more token for each of the ``rows``; other rows are dropped."""
@@ -213,42 +190,8 @@ def _select(cache: Any, held: IntArray, rows: IntArray) -> None:
         cache.batch_select_indices(index.to(cache.layers[0].keys.device))
 
 
-def _record(rows: Sequence[Row], choice: Choice, eos: frozenset[int]) -> BoolArray:
-    """Write the choice into the rows; True where the row goes on."""
-    going = np.ones(len(rows), dtype=np.bool_)
-    columns = zip(
-        choice.token.tolist(), choice.logprob, choice.warped, choice.near, choice.margin,
-        strict=True,
-    )  # fmt: skip
-    for k, (row, (token, plain, warped, near, margin)) in enumerate(
-        zip(rows, columns, strict=True)
-    ):
-        row.logprobs.append(plain)
-        row.warped.append(warped)
-        row.margins.append(margin)
-        row.n_near += near
-        if token in eos:
-            going[k] = False
-        else:
-            row.tokens.append(token)
-    return going
-
-
-def _broken(logits: torch.Tensor, query: IntArray) -> set[int]:
-    """Queries any of whose rows has no usable distribution (−inf alone is a masked token)."""
-    bad = (torch.isnan(logits) | (logits == torch.inf)).any(dim=-1)
-    return {int(q) for q in query[bad.cpu().numpy()]}
-
-
-def _stopped(row: Row, model: Decoder) -> bool:
-    text = model.tokenizer.decode(row.tokens, skip_special_tokens=True)
-    return any(stop in text for stop in model.decoding.stop)
-
-
-def _finished(model: Decoder, prompt: Prompt, rows: list[Row]) -> Decoded:
+def _finished(model: Decoder, wish: Wish, rows: list[Row]) -> Drawn:
     for row in rows:
-        text = model.tokenizer.decode(row.tokens, skip_special_tokens=True)
-        for stop in model.decoding.stop:
-            text = text.split(stop)[0]
-        row.text = text.strip()
-    return Decoded(rows, prompt.length, sum(row.n_near for row in rows), prompt.states)
+        row.text = worded(row.tokens, model.tokenizer, model.decoding.stop)
+    prompt = wish.prompt
+    return Drawn(dict(zip(wish.places, rows, strict=True)), prompt.length, prompt.states)

@@ -31,3 +31,10 @@ def need_device(device: str, key: str = "device") -> str:
             f"where there is one."
         ) from error
     return device
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Whether an error says that memory ran out, of the GPU or of this machine."""
+    words = ("out of memory", "can't allocate memory", "not enough memory", "cannot allocate")
+    named = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
+    return named or any(word in str(error).lower() for word in words)

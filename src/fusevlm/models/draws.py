@@ -9,6 +9,7 @@ boundary, and such draws are counted.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable
 
 import numpy as np
 import torch
@@ -19,10 +20,10 @@ NEAR_BOUNDARY = 1e-5
 MOST_MARGIN = 1e3  # nats: what a step counts as that has but one possible token
 
 
-def uniforms(seed: int, query_id: str, n: int, steps: int) -> FloatArray:
-    """Numbers in [0, 1) of each sample and step [n, steps]; more samples or steps only add some."""
+def uniforms(seed: int, query_id: str, samples: Iterable[int], steps: int) -> FloatArray:
+    """Numbers in [0, 1) of each of these samples and each step; more of either only add some."""
     rows = []
-    for sample in range(n):
+    for sample in samples:
         digest = hashlib.blake2b(f"{seed}\x1f{query_id}\x1f{sample}".encode(), digest_size=16)
         key = np.frombuffer(digest.digest(), dtype=np.uint64)
         rows.append(np.random.Generator(np.random.Philox(key=key)).random(steps))

@@ -1,4 +1,4 @@
-"""The reference model: any ``AutoModelForImageTextToText`` of transformers.
+"""The reference model: an image-text-to-text model of transformers, or a language model of it.
 
 The image is encoded and the prompt prefilled once per query; the n samples and the judged answer
 continue from that one prefill (:mod:`fusevlm.models.decode`).
@@ -8,30 +8,34 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from threading import RLock
 from typing import Any
 
 import torch
 
 from fusevlm import checks
 from fusevlm.checks import FloatArray
-from fusevlm.data.images import load_image
-from fusevlm.errors import FuseError, InputError
+from fusevlm.errors import InputError
 from fusevlm.models import shared_prefix
-from fusevlm.models.decode import Decoded, Prompt, decode
-from fusevlm.models.devices import need_device
+from fusevlm.models.decode import Prompt, Wish, decode
+from fusevlm.models.devices import need_device, out_of_memory
 from fusevlm.models.layers import LayerTap
 from fusevlm.models.processors import load_processor
-from fusevlm.models.protocol import Capabilities, Decoding
-from fusevlm.types import Generation, Query, Samples
+from fusevlm.models.prompts import Speaker, eos_ids
+from fusevlm.models.protocol import Capabilities, Decoding, asked
+from fusevlm.models.rows import QUERY_ERRORS, Drawn, Failure, failure_of
+from fusevlm.models.sessions import Drawing, drawing
+from fusevlm.types import Generation, Query
 
 logger = logging.getLogger(__name__)
 
-# what a broken query can raise inside a processor or a model; anything else is a bug and surfaces
-QUERY_ERRORS = (FuseError, ValueError, TypeError, IndexError, KeyError, RuntimeError, OSError)
-
 
 class HuggingFace:
-    """A vision-language model with its processor, ready to sample."""
+    """A vision-language model with its processor, ready to sample.
+
+    Or a language model with its tokenizer, which takes no pictures.
+    """
 
     def __init__(
         self, model: Any, processor: Any, *, decoding: Decoding | None = None, name: str = ""
@@ -42,8 +46,11 @@ class HuggingFace:
         self._name = name or str(getattr(model.config, "model_type", type(model).__name__))
         self.decoder = model.get_decoder()
         self.head = model.get_output_embeddings()
+        self.speaker = Speaker(processor, self.decoding, self._name)
+        self._most: int | None = None  # queries at a time, once memory ran out
+        self._lock = RLock()  # hooks and caches are of one batch at a time
         self.tap = LayerTap(self.decoder, self.decoding.layers)
-        self.eos = _eos_ids(model, self.tokenizer)
+        self.eos = eos_ids(model.config, model.generation_config, self.tokenizer)
         self.shares = self.decoding.path == "auto" and _share_prefix(model, self.decoder)
 
     @classmethod
@@ -62,20 +69,21 @@ class HuggingFace:
 
         All of it goes to ``device``, unless ``device_map`` spreads it.
         """
-        from transformers import AutoModelForImageTextToText
-
         need_device(device)
+        if (decoding or Decoding()).path == "second_pass":
+            raise InputError("path is 'second_pass', which is vLLM's. Say 'auto'.")
         if device_map is not None:
             checks.extra("accelerate", f"device_map = {device_map!r}", "gpu")
         try:
-            processor = load_processor(source, revision=revision)
-            model: Any = AutoModelForImageTextToText.from_pretrained(
+            kind, processor = _kind(source, revision)
+            model: Any = kind.from_pretrained(
                 source, revision=revision, dtype=dtype, device_map=device_map, **options
             )
         except (OSError, ValueError) as error:
             raise InputError(
-                f"cannot load {source!r} as an image-text-to-text model: {error} Give a folder "
-                f"with config, weights and processor, or a hub name that this machine can reach."
+                f"cannot load {source!r} as an image-text-to-text model or a language model: "
+                f"{error} Give a folder with config, weights and processor, or a hub name that "
+                f"this machine can reach."
             ) from error
         if device_map is None and device != "cpu":
             model = model.to(device)
@@ -87,55 +95,87 @@ class HuggingFace:
 
     @property
     def capabilities(self) -> Capabilities:
-        return Capabilities(logprobs=True, hidden_states=True, images=True, deterministic=True)
+        return Capabilities(
+            logprobs=True, hidden_states=True, images=self.speaker.sees, deterministic=True
+        )
 
     @property
     def tokenizer(self) -> Any:
-        return getattr(self.processor, "tokenizer", self.processor)
+        return self.speaker.tokenizer
 
     def sample(
         self, queries: Sequence[Query], n: int, temperatures: FloatArray, seed: int
     ) -> Iterator[Generation]:
         """Sample all queries of one batch together; yields one Generation per query, in order."""
-        n = checks.count(n, "n")
-        checks.vector(temperatures, "temperatures", length=n)
-        if len({q.id for q in queries}) < len(queries):
-            raise InputError("two queries of a batch have the same id; ids must be unique.")
-        prompts = {q.id: self._prefill(q) for q in queries}
-        ready = [p for p in prompts.values() if isinstance(p, Prompt)]
-        found = self._decode(ready, temperatures, seed)
-        for query in queries:
-            prompt = prompts[query.id]
-            outcome = found[query.id] if isinstance(prompt, Prompt) else prompt
-            yield self._generation(query, outcome, temperatures)
+        with self.begin(queries, asked(queries, n, temperatures), seed) as session:
+            found = list(session.draw([query.id for query in queries], n))
+        yield from found
+
+    @contextmanager
+    def begin(
+        self, queries: Sequence[Query], temperatures: FloatArray, seed: int
+    ) -> Iterator[Drawing]:
+        """Queries of which samples are drawn in rounds; their prompts are kept meanwhile."""
+        path = "shared_prefix" if self.shares else "repeated_cache"
+        session = drawing(
+            queries, temperatures, seed, extend=self._extend, layers=self.tap.names, path=path
+        )
+        try:
+            yield session
+        finally:
+            session.prompts.clear()
+
+    def _extend(self, session: Drawing, ids: Sequence[str], n: int) -> None:
+        """Draw what these queries lack of n samples, as many at a time as memory holds."""
+        left = [i for i in ids if session.missing(i, n)]
+        while left:
+            some = left[: self._most or len(left)]
+            try:
+                with self._lock:
+                    self._draw(session, some, n)
+            except QUERY_ERRORS as error:
+                if len(some) == 1 or not out_of_memory(error):
+                    raise
+                self._most = len(some) // 2
+                logger.warning(
+                    "out of memory with %d queries at a time: going on with %d.",
+                    len(some),
+                    self._most,
+                )
+                session.prompts.clear()
+                self._free()
+                continue
+            left = left[len(some) :]
+
+    def _draw(self, session: Drawing, ids: Sequence[str], n: int) -> None:
+        wishes = []
+        for i in ids:
+            prompt = session.prompts.get(i)
+            if prompt is None:
+                prompt = self._prefill(session.queries[i], alone=len(ids) == 1)
+            if isinstance(prompt, Failure):
+                session.found[i] = prompt
+                continue
+            session.prompts[i] = prompt
+            wishes.append(Wish(prompt, session.missing(i, n)))
+        session.keep(self._decode(wishes, session.temperatures, session.seed))
+
+    def _free(self) -> None:
+        """Give back what the device keeps for later."""
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
 
     def prepare(self, query: Query) -> dict[str, torch.Tensor]:
         """The model's inputs for one query, checked against what the model can take."""
-        if not query.question.strip():
-            raise InputError("the question is empty.")
-        images = [load_image(image) for image in query.images]
-        content = [{"type": "image"} for _ in images]
-        turns = [
-            {"role": role, "content": [{"type": "text", "text": text}]}
-            for role, text in query.history
-        ]
-        text = self.decoding.prompt.format(question=query.question)
-        turns.append({"role": "user", "content": [*content, {"type": "text", "text": text}]})
-        prompt = _chat(self.processor, turns)
-        # a template that writes the BOS token itself must not get a second one
-        bos = self.tokenizer.bos_token
-        special = not (bos and prompt.startswith(bos))
+        said = self.speaker.say(query)
+        shown = {"images": said.images or None} if self.speaker.sees else {}
         inputs = self.processor(
-            images=images or None, text=[prompt], add_special_tokens=special, return_tensors="pt"
+            text=[said.text], add_special_tokens=said.special, return_tensors="pt", **shown
         )
         inputs.pop("labels", None)
         length = inputs["input_ids"].shape[1]
         limit = getattr(self.decoder.config, "max_position_embeddings", None)
-        if limit is not None and length + self.decoding.max_new_tokens > limit:
-            raise InputError(
-                f"the prompt has {length} tokens and {self.decoding.max_new_tokens} more are "
-                f"wanted; the model takes {limit}. Shorten the question."
-            )
+        self.speaker.refuse_length(length, limit)
         device = self.head.weight.device
         return {
             key: value.to(device=device, dtype=self.model.dtype)
@@ -144,8 +184,11 @@ class HuggingFace:
             for key, value in inputs.items()
         }
 
-    def _prefill(self, query: Query) -> Prompt | str:
-        """The prompt's cache, next-token logits and position, or what went wrong."""
+    def _prefill(self, query: Query, *, alone: bool = True) -> Prompt | Failure:
+        """The prompt's cache, next-token logits and position, or what went wrong.
+
+        Memory that ran out is raised, unless the query is ``alone``: others hold some of it.
+        """
         positions: list[Any] = []
 
         def note(_: Any, __: Any, kwargs: dict[str, Any]) -> None:
@@ -158,7 +201,9 @@ class HuggingFace:
                 out = self.model(**inputs, use_cache=True, logits_to_keep=1)
                 states = self.tap.states()
         except QUERY_ERRORS as error:
-            return _say(error)
+            if out_of_memory(error) and not alone:
+                raise
+            return failure_of(error)
         finally:
             hook.remove()
         length = inputs["input_ids"].shape[1]
@@ -174,11 +219,11 @@ class HuggingFace:
         )
 
     def _decode(
-        self, prompts: list[Prompt], temperatures: FloatArray, seed: int
-    ) -> dict[str, Decoded | str]:
+        self, wishes: list[Wish], temperatures: FloatArray, seed: int
+    ) -> dict[str, Drawn | Failure]:
         """Decode together; if that fails as a whole, one by one, so that one cannot spoil all."""
-        together: list[list[Prompt]] = [prompts] if self.shares else [[p] for p in prompts]
-        found: dict[str, Decoded | str] = {}
+        together: list[list[Wish]] = [wishes] if self.shares else [[w] for w in wishes]
+        found: dict[str, Drawn | Failure] = {}
         while together:
             group = together.pop(0)
             if not group:
@@ -186,79 +231,29 @@ class HuggingFace:
             try:
                 found |= decode(self, group, temperatures, seed)
             except QUERY_ERRORS as error:
+                if out_of_memory(error) and len(wishes) > 1:
+                    raise
                 if len(group) == 1:
-                    found[group[0].query_id] = _say(error)
+                    found[group[0].query_id] = failure_of(error)
                 else:
                     logger.warning("decoding %d queries together failed: %s", len(group), error)
-                    together = [[p] for p in group] + together
+                    together = [[w] for w in group] + together
         return found
 
-    def _generation(
-        self, query: Query, outcome: Decoded | str, temperatures: FloatArray
-    ) -> Generation:
-        if isinstance(outcome, str):
-            return Generation(query.id, error=outcome)
-        *sampled, judged = outcome.rows
-        if all(not row.tokens for row in outcome.rows):
-            return Generation(query.id, error="the model emitted only end-of-sequence tokens.")
-        layers = {
-            name: torch.stack([row.states[name] for row in sampled]).float().cpu().numpy()
-            for name in self.tap.names
-        }
-        samples = Samples(
-            texts=[row.text for row in sampled],
-            token_logprobs=[row.logprobs for row in sampled],
-            embeddings=layers[self.tap.names[0]],
-            answer=judged.text,
-            answer_logprobs=judged.logprobs,
-            answer_margins=judged.margins,
-        )
-        return Generation(
-            query.id,
-            samples,
-            token_ids=[row.tokens for row in sampled],
-            warped_logprobs=[row.warped for row in sampled],
-            temperatures=[float(t) for t in temperatures],
-            truncated=[row.truncated for row in sampled],
-            answer_token_ids=judged.tokens,
-            layers=layers,
-            answer_layers={k: judged.states[k].float().cpu().numpy() for k in self.tap.names},
-            prompt_layers={
-                k: outcome.prompt_states[k].float().cpu().numpy() for k in self.tap.names
-            },
-            prompt_tokens=outcome.prompt_tokens,
-            path="shared_prefix" if self.shares else "repeated_cache",
-            n_near_boundary=outcome.n_near_boundary,
-        )
 
-
-def _chat(processor: Any, turns: list[dict[str, Any]]) -> str:
-    """The prompt text; through the tokenizer where a processor insists on a video processor."""
-    template = processor.chat_template or getattr(processor.tokenizer, "chat_template", None)
-    if template is None:
-        raise InputError(
-            "this model's processor has no chat template. Set processor.chat_template, for "
-            "example the one on its model card."
-        )
-    return str(
-        processor.tokenizer.apply_chat_template(
-            turns, chat_template=template, add_generation_prompt=True, tokenize=False
-        )
+def _kind(source: str, revision: str | None) -> tuple[Any, Any]:
+    """The class of a model, and its processor: with pictures, or the tokenizer of one without."""
+    from transformers import (
+        AutoConfig,
+        AutoModelForCausalLM,
+        AutoModelForImageTextToText,
+        AutoTokenizer,
     )
 
-
-def _eos_ids(model: Any, tokenizer: Any) -> frozenset[int]:
-    """All ids that end an answer: the generation config's, the text config's, the tokenizer's."""
-    found: set[int] = set()
-    sources = (
-        getattr(model.generation_config, "eos_token_id", None),
-        getattr(model.config.get_text_config(), "eos_token_id", None),
-        tokenizer.eos_token_id,
-    )
-    for value in sources:
-        if value is not None:
-            found |= set(value) if isinstance(value, list | tuple | set) else {int(value)}
-    return frozenset(found)
+    config = AutoConfig.from_pretrained(source, revision=revision)
+    if type(config) in AutoModelForImageTextToText._model_mapping:
+        return AutoModelForImageTextToText, load_processor(source, revision=revision)
+    return AutoModelForCausalLM, AutoTokenizer.from_pretrained(source, revision=revision)
 
 
 def _share_prefix(model: Any, decoder: Any) -> bool:
@@ -270,7 +265,10 @@ def _share_prefix(model: Any, decoder: Any) -> bool:
         return False
     shared_prefix.register()
     try:
-        model.set_attn_implementation({"text_config": shared_prefix.NAME})
+        alone = decoder.config is model.config  # of a language model
+        model.set_attn_implementation(
+            shared_prefix.NAME if alone else {"text_config": shared_prefix.NAME}
+        )
     except (ValueError, AttributeError, KeyError) as error:
         logger.warning("shared-prefix attention is refused (%s): using the repeated cache.", error)
         return False
@@ -278,10 +276,3 @@ def _share_prefix(model: Any, decoder: Any) -> bool:
         logger.warning("shared-prefix attention did not take: using the repeated cache.")
         return False
     return True
-
-
-def _say(error: BaseException) -> str:
-    if isinstance(error, torch.OutOfMemoryError):
-        return f"out of memory: {error}"
-    text = str(error) or repr(error)
-    return text if isinstance(error, FuseError) else f"{type(error).__name__}: {text}"

@@ -18,9 +18,9 @@ from fusevlm.checks import FloatArray
 from fusevlm.data.images import load_image
 from fusevlm.errors import InputError
 from fusevlm.models.devices import need_device
-from fusevlm.models.huggingface import QUERY_ERRORS
 from fusevlm.models.processors import load_processor
 from fusevlm.models.protocol import Capabilities, Decoding
+from fusevlm.models.rows import QUERY_ERRORS, failure_of
 from fusevlm.types import Generation, Query, Samples
 
 
@@ -76,7 +76,8 @@ class ImageToText:
                 texts = self._samples(query, inputs, wanted, seed)
                 judged = self._generate(inputs, 1, self.decoding.answer_temperature)[0]
             except QUERY_ERRORS as error:
-                yield Generation(query.id, error=f"{type(error).__name__}: {error}")
+                failed = failure_of(error)
+                yield Generation(query.id, error=failed.reason, passing=failed.passing)
                 continue
             yield Generation(query.id, Samples(texts, answer=judged))
 
@@ -84,7 +85,7 @@ class ImageToText:
         """The model's inputs for one query: its one image, and the prompt as it is."""
         if len(query.images) != 1:
             raise InputError(f"{self.name} takes one image; the query has {len(query.images)}.")
-        text = self.decoding.prompt.format(question=query.question)
+        text = self.decoding.prompt.replace("{question}", query.question)
         inputs = self.processor(images=load_image(query.images[0]), text=text, return_tensors="pt")
         return {
             key: value.to(device=self.model.device, dtype=self.model.dtype)

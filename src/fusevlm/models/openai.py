@@ -13,11 +13,13 @@ There are no hidden states, and no server promises the same samples for the same
 from __future__ import annotations
 
 import hashlib
+import json
 import logging
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict, dataclass, replace
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, fields, replace
 from threading import Event
 from typing import Any
 
@@ -27,9 +29,13 @@ from fusevlm import checks
 from fusevlm.checks import FloatArray
 from fusevlm.errors import FuseError, InputError
 from fusevlm.models import completions
-from fusevlm.models.calls import CallError, Limits, Promise, Service, cleared
+from fusevlm.models.budget import BudgetError, Promise
+from fusevlm.models.calls import CallError, Service, cleared
 from fusevlm.models.completions import LIMITS, OPTIONAL, Answer, Gives, best_gap, choices, entries
 from fusevlm.models.protocol import Capabilities, Decoding
+from fusevlm.models.protocol import asked as checked
+from fusevlm.settings import ServerConfig
+from fusevlm.store.journal import Journal
 from fusevlm.types import Generation, Query, Samples
 
 logger = logging.getLogger(__name__)
@@ -39,43 +45,51 @@ SOURCE = re.compile(r"(.+)@(https?://.+)", re.DOTALL)
 REFUSED = (400, 422)  # of something in the call itself
 QUESTION, COLOUR = "Name any colour, animal or town.", "What colour is this?"
 PROBED_TOKENS = 16  # at most
+ALIKE = 4  # answers that are all the same: the temperature is ignored
+JUDGED = -1  # the judged answer's place among the samples
 RED = (  # 56 × 56 red pixels: some models take no smaller picture
     "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAADgAAAA4CAIAAAAn5KxJAAAAQElEQVR42u3OQQkAAAgAsetf"
     "Wh+mEAYLsKZeSFRUVFRUVFRUVFRUVFRUVFRUVFRUVFRUVFRUVFRUVFRUVFRU9CwicjR1t9nCvQAAAABJRU5ErkJggg=="
 )
 NO_PICTURES = re.compile(r"image|picture|vision|multi-?modal|mmproj", re.IGNORECASE)
 
-Answers = Future[list[Answer]]
-
 
 @dataclass(eq=False)
 class Asked:
-    """A query that is being asked, and the first thing that went wrong with it."""
+    """A query that is being asked: the answers so far by their place, and what went wrong first."""
 
     query: Query
     messages: list[dict[str, Any]]
-    promise: Promise
     stop: Event
-    failure: CallError | None = None
+    key: str  # begins the keys of its answers in a journal
+    found: dict[int, Answer] = field(default_factory=dict)
+    promise: Promise = field(default_factory=Promise)
+    failure: FuseError | None = None
     prompt_tokens: int = 0
-
-
-@dataclass(frozen=True, eq=False)
-class Pending:
-    """The calls of a query: the judged answer's, and the others with the samples they are for."""
-
-    asked: Asked
-    judged: Answers
-    drawn: Sequence[tuple[Sequence[int], Answers]]
+    calls: list[Future[None]] = field(default_factory=list)
 
 
 class OpenAI:
-    """A model behind an OpenAI-compatible server, ready to sample."""
+    """A model behind an OpenAI-compatible server, ready to sample.
 
-    def __init__(self, model: str, service: Service, *, decoding: Decoding | None = None) -> None:
+    journal  where each answer is kept as soon as it has come; those that are there already are
+             not asked for again. None: nowhere
+    """
+
+    def __init__(
+        self,
+        model: str,
+        service: Service,
+        *,
+        decoding: Decoding | None = None,
+        gives: Gives | None = None,
+    ) -> None:
         self.model, self.service = model, service
         self.decoding = decoding or Decoding()
-        self.gives = probe(model, service, self.decoding)
+        self.journal: Journal | None = None
+        self.gives = probe(model, service, self.decoding) if gives is None else gives
+        if gives is not None:
+            _need_server(model, service)
         logger.info("%s gives %s", self.name, self.gives)
 
     @classmethod
@@ -84,18 +98,15 @@ class OpenAI:
         source: str,
         *,
         decoding: Decoding | None = None,
-        timeout: float = Limits.timeout,
-        retries: int = Limits.retries,
-        backoff: float = Limits.backoff,
-        max_wait: float = Limits.max_wait,
-        per_minute: float | None = Limits.per_minute,
-        concurrency: int = Limits.concurrency,
-        max_calls: int | None = Limits.max_calls,
-        max_tokens: int | None = Limits.max_tokens,
+        server: ServerConfig | None = None,
+        before: Mapping[str, Any] | None = None,
+        **limits: Any,
     ) -> OpenAI:
         """``NAME@BASE_URL``; the key, if one is needed, is in FUSEVLM_API_KEY or OPENAI_API_KEY.
 
-        The options are those of :class:`~fusevlm.models.calls.Limits`.
+        server  patience, pace and budget; ``limits`` change single ones of it
+        before  what :meth:`describe` told of an earlier session: it is not probed again, and what
+                was used counts
         """
         found = SOURCE.fullmatch(source)
         if found is None:
@@ -103,10 +114,16 @@ class OpenAI:
                 "a model behind a server is named openai:NAME@BASE_URL, such as "
                 "openai:llava@http://localhost:8000/v1; got one without its address."
             )
-        limits = Limits(
-            timeout, retries, backoff, max_wait, per_minute, concurrency, max_calls, max_tokens
-        )
-        return cls(found[1], Service(found[2], limits), decoding=decoding)
+        wanted = checks.changed(server or ServerConfig(), limits, "option of a server")
+        service = Service(found[2], wanted)
+        known = None
+        if before:
+            meter = service.meter
+            meter.calls, meter.prompt = int(before["calls"]), int(before["prompt_tokens"])
+            meter.answer = int(before["answer_tokens"])
+            names = [one.name for one in fields(Gives)]
+            known = Gives(**{name: before[name] for name in names if name in before})
+        return cls(found[1], service, decoding=decoding, gives=known)
 
     @property
     def name(self) -> str:
@@ -121,10 +138,21 @@ class OpenAI:
             deterministic=False,
         )
 
+    @property
+    def halted(self) -> str:
+        """Why asking on would be in vain: the budget, or a server that is down; else nothing."""
+        return self.service.meter.refusal or self.service.down
+
     def describe(self) -> dict[str, Any]:
-        """What the server gives, and the calls and tokens used so far."""
+        """What the server gives, and the calls, tokens and money used so far."""
         meter = self.service.meter
-        return {**asdict(self.gives), "calls": meter.calls, "tokens": meter.tokens}
+        return {
+            **asdict(self.gives),
+            "calls": meter.calls,
+            "prompt_tokens": meter.prompt,
+            "answer_tokens": meter.answer,
+            "cost": round(meter.cost, 6),
+        }
 
     def sample(
         self, queries: Sequence[Query], n: int, temperatures: FloatArray, seed: int
@@ -134,43 +162,54 @@ class OpenAI:
         Samples of equal temperature come of one call where the server gives several, of single
         calls elsewhere; those at temperature 0 are one greedy answer.
         """
-        n = checks.count(n, "n")
-        heat = checks.vector(temperatures, "temperatures", length=n)
-        if len({q.id for q in queries}) < len(queries):
-            raise InputError("two queries of a batch have the same id; ids must be unique.")
+        with self.begin(queries, checked(queries, n, temperatures), seed) as session:
+            yield from session.draw([query.id for query in queries], n)
+
+    @contextmanager
+    def begin(
+        self, queries: Sequence[Query], temperatures: FloatArray, seed: int
+    ) -> Iterator[_Session]:
+        """Queries of which samples are drawn in rounds, each round of calls of its own."""
+        heat = checked(queries, len(temperatures), temperatures)
         stop = Event()
         pool = ThreadPoolExecutor(self.service.limits.concurrency, "fusevlm-call")
+        begun = {query.id: Asked(query, [], stop, "") for query in queries}
         try:
-            begun = [self._begin(pool, query, heat, seed, stop) for query in queries]
-            for query, pending in zip(queries, begun, strict=True):
-                if isinstance(pending, str):
-                    yield Generation(query.id, error=pending)
-                else:
-                    yield self._finish(pending, heat)
+            yield _Session(self, begun, heat, seed, pool)
         finally:
             stop.set()
             pool.shutdown(cancel_futures=True)
 
-    def _begin(
-        self, pool: ThreadPoolExecutor, query: Query, heat: FloatArray, seed: int, stop: Event
-    ) -> Pending | str:
-        """Hand a query's calls to the pool, or say why it cannot be asked."""
-        greedy, meter = self.decoding.answer_temperature, self.service.meter
-        groups = _groups(heat, many=self.gives.n, judged=greedy)
-        calls, answers = 1 + len(groups), 1 + sum(_size(t, rows) for t, rows in groups)
-        new = answers * self.decoding.max_new_tokens
+    def ask(self, asked: Asked, heat: FloatArray, seed: int, pool: ThreadPoolExecutor) -> None:
+        """Hand the calls of a query to the pool: those for answers that are not known yet."""
+        if asked.failure is not None:
+            return
         try:
-            messages = self._messages(query)
-            promise = meter.promise(calls, new + calls * meter.longest_prompt)
+            asked.messages = asked.messages or self._messages(asked.query)
+            asked.key = _key(self.model, self.decoding, seed, asked.query.id, asked.messages)
+            self._recall(asked, heat)
+            greedy = self.decoding.answer_temperature
+            left = _groups(heat, many=self.gives.n, judged=greedy, known=asked.found)
+            answers = sum(_size(t, rows) for t, rows in left)
+            asked.promise = self.service.meter.promise(
+                len(left), answers, self.decoding.max_new_tokens
+            )
         except FuseError as error:
-            return str(error)
-        asked = Asked(query, messages, promise, stop)
+            asked.failure = error
+            return
+        for temperature, rows in left:
+            key = _seed(seed, asked.query.id, rows)
+            asked.calls.append(pool.submit(self._draw, asked, temperature, rows, key))
 
-        def later(temperature: float, rows: Sequence[int]) -> Answers:
-            key = _seed(seed, query.id, rows)
-            return pool.submit(self._draw, asked, temperature, _size(temperature, rows), key)
-
-        return Pending(asked, later(greedy, ()), [(rows, later(t, rows)) for t, rows in groups])
+    def _recall(self, asked: Asked, heat: FloatArray) -> None:
+        """Take the answers that were paid for before."""
+        if self.journal is None:
+            return
+        for row in (JUDGED, *range(len(heat))):
+            known = self.journal.find(f"{asked.key}/{row}")
+            if known is not None:
+                asked.found[row] = Answer.from_json(known["answer"])
+                asked.prompt_tokens = max(asked.prompt_tokens, int(known["prompt_tokens"]))
 
     def _messages(self, query: Query) -> list[dict[str, Any]]:
         if not query.question.strip():
@@ -179,23 +218,37 @@ class OpenAI:
             raise InputError(
                 f"{self.name} takes no pictures. Serve a model that does, or ask without them."
             )
-        text = self.decoding.prompt.format(question=query.question)
+        text = self.decoding.prompt.replace("{question}", query.question)
         turns = [{"role": role, "content": said} for role, said in query.history]
         shown = [completions.data_url(image) for image in query.images]
         return [*turns, {"role": "user", "content": completions.content(text, shown)}]
 
-    def _draw(self, asked: Asked, temperature: float, k: int, seed: int) -> list[Answer]:
-        """``k`` answers; none once something of the query has failed, which is noted there."""
-        found: list[Answer] = []
+    def _draw(self, asked: Asked, temperature: float, rows: Sequence[int], seed: int) -> None:
+        """Answers for ``rows``; none once something of the query has failed, which is noted."""
+        left = list(rows)
         try:
-            while len(found) < k:
+            while left:
                 if asked.failure is not None:
-                    return []
-                found += self._call(asked, temperature, k - len(found), seed + len(found))
-        except CallError as error:
+                    return
+                drawn = len(rows) - len(left)
+                found = self._call(asked, temperature, _size(temperature, left), seed + drawn)
+                # a greedy answer is the same for all
+                took = dict.fromkeys(left, found[0]) if temperature == 0.0 else {}
+                took = took or dict(zip(left, found, strict=False))
+                for row, answer in took.items():
+                    _refuse_empty(answer, row, self.gives)
+                self._keep(asked, took)
+                left = left[len(took) :]
+        except FuseError as error:
             asked.failure = asked.failure or error
-            return []
-        return found[:k]
+
+    def _keep(self, asked: Asked, answers: Mapping[int, Answer]) -> None:
+        """Put answers into their places, and into the journal."""
+        for row, answer in answers.items():
+            if self.journal is not None:
+                known = {"answer": asdict(answer), "prompt_tokens": asked.prompt_tokens}
+                self.journal.add(f"{asked.key}/{row}", known)
+            asked.found[row] = answer
 
     def _call(self, asked: Asked, temperature: float, k: int, seed: int) -> list[Answer]:
         """One call for ``k`` answers, or for one where the server gives no more."""
@@ -218,7 +271,7 @@ class OpenAI:
         answers = completions.read_answers(reply, self.gives, self.decoding)
         if len(answers) < size:
             self._single(f"{len(answers)} of n = {k} answers came")
-        return answers
+        return answers[:size]
 
     def _single(self, why: str) -> None:
         """From now on one answer a call."""
@@ -226,33 +279,66 @@ class OpenAI:
             logger.warning("%s: %s; from now on one answer a call.", self.name, why)
         self.gives = replace(self.gives, n=False)
 
-    def _finish(self, pending: Pending, heat: FloatArray) -> Generation:
-        """Wait for a query's calls and put their answers where they belong."""
-        asked = pending.asked
-        judged = pending.judged.result()
-        drawn = [(rows, future.result()) for rows, future in pending.drawn]
+    def finish(self, asked: Asked, heat: FloatArray) -> Generation:
+        """Wait for a query's calls and put their answers together."""
+        while asked.calls:
+            asked.calls.pop(0).result()
         self.service.meter.withdraw(asked.promise)
         if asked.failure is not None:
-            return Generation(asked.query.id, error=str(asked.failure))
-        found = dict.fromkeys(range(len(heat)), judged[0])  # what no call was made for is greedy
-        for rows, answers in drawn:
-            found |= zip(rows, answers * (len(rows) // len(answers)), strict=True)
-        return _generation(asked, list(found.values()), judged[0], heat, self.gives)
+            return _failed(asked, asked.failure)
+        judged = asked.found[JUDGED]
+        drawn = [asked.found.get(row, judged) for row in range(len(heat))]  # else it is greedy
+        return _generation(asked, drawn, judged, heat, self.gives)
+
+
+@dataclass(frozen=True, eq=False)
+class _Session:
+    """Queries that are being asked, in rounds."""
+
+    model: OpenAI
+    begun: Mapping[str, Asked]
+    temperatures: FloatArray
+    seed: int
+    pool: ThreadPoolExecutor
+
+    def draw(self, ids: Sequence[str], n: int) -> Iterator[Generation]:
+        """One Generation for each of these queries, in order, with its first n samples."""
+        heat = self.temperatures[:n]
+        for i in ids:
+            self.model.ask(self.begun[i], heat, self.seed, self.pool)
+        for i in ids:
+            yield self.model.finish(self.begun[i], heat)
+
+
+def _need_server(model: str, service: Service) -> None:
+    """Refuse a server that cannot be reached; what it answers to a free call does not matter."""
+    try:
+        service.once("/models")
+    except CallError as error:
+        if error.status == 0 and error.passing:
+            raise InputError(f"cannot use {model!r} at {service.base}: {error}") from error
 
 
 def probe(model: str, service: Service, decoding: Decoding) -> Gives:
-    """What the server gives, found by three calls, and by a few more where it refuses something."""
-    promise = Promise(0, 0)
+    """What the server gives, found by three calls.
+
+    A few more where it refuses something, or always says the same.
+    """
+    promise = Promise()
     limit = min(decoding.max_new_tokens, PROBED_TOKENS)
     short = replace(decoding, max_new_tokens=limit, top_k=None)
 
+    said: list[str] = []  # to the question without a picture
+
     def ask(gives: Gives, heat: float = 1.0, shown: Sequence[str] = ()) -> dict[str, Any]:
-        said = completions.content(COLOUR if shown else QUESTION, shown)
-        turn = {"role": "user", "content": said}
-        reply = service.ask(
-            PATH, completions.request(model, [turn], short, gives, heat, 2, 1), promise
-        )
+        turn = {
+            "role": "user",
+            "content": completions.content(COLOUR if shown else QUESTION, shown),
+        }
+        body = completions.request(model, [turn], short, gives, heat, 2, 1 + len(said))
+        reply = service.ask(PATH, body, promise)
         service.meter.count(promise, *completions.count_tokens(reply, short.max_new_tokens))
+        said.extend([] if shown else map(completions.text_of, choices(reply)))
         return reply
 
     try:
@@ -262,8 +348,14 @@ def probe(model: str, service: Service, decoding: Decoding) -> Gives:
             logger.warning("the server's log-probabilities follow the temperature: not used.")
             gives = replace(gives, logprobs=False, top_logprobs=False)
         gives = replace(gives, images=_sees(lambda: ask(replace(gives, n=False), shown=[RED])))
-    except CallError as error:
-        hint = _known_models(service, model) if error.status == 404 else ""
+        while len(set(said)) == 1 and len(said) < ALIKE:
+            ask(replace(gives, n=False), 2.0)
+        if len(set(said)) == 1:
+            logger.warning("the server's answers do not vary: it seems to ignore the temperature.")
+            gives = replace(gives, varies=False)
+    except (CallError, BudgetError) as error:
+        missing = getattr(error, "status", 0) == 404
+        hint = _known_models(service, model) if missing else ""
         raise InputError(f"cannot use {model!r} at {service.base}: {error}{hint}") from error
     if decoding.top_k is not None and not gives.unfiltered:
         raise InputError(
@@ -392,15 +484,17 @@ def _known_models(service: Service, model: str) -> str:
     return checks.hint(model, names) if names else ""
 
 
-def _groups(heat: FloatArray, *, many: bool, judged: float) -> list[tuple[float, list[int]]]:
-    """(temperature, samples) of each call beside the judged answer's.
+def _groups(
+    heat: FloatArray, *, many: bool, judged: float, known: Mapping[int, Answer]
+) -> list[tuple[float, list[int]]]:
+    """(temperature, places) of each call, the judged answer's first, for what is not known.
 
     Samples at temperature 0 are all the greedy answer: the judged one, or one call's.
     """
-    found: list[tuple[float, list[int]]] = []
+    found = [] if JUDGED in known else [(judged, [JUDGED])]
     for t in map(float, np.unique(heat)):
-        rows = [int(row) for row in np.flatnonzero(heat == t)]
-        if t == 0.0 and judged == 0.0:
+        rows = [int(row) for row in np.flatnonzero(heat == t) if int(row) not in known]
+        if not rows or (t == 0.0 and judged == 0.0):
             continue
         found += [(t, rows)] if many or t == 0.0 else [(t, [row]) for row in rows]
     return found
@@ -408,37 +502,47 @@ def _groups(heat: FloatArray, *, many: bool, judged: float) -> list[tuple[float,
 
 def _size(temperature: float, rows: Sequence[int]) -> int:
     """How many answers a call is to bring."""
-    return max(1, len(rows)) if temperature > 0.0 else 1
+    return len(rows) if temperature > 0.0 else 1
 
 
 def _seed(seed: int, query_id: str, rows: Sequence[int]) -> int:
     """A number of 31 bits that depends on the seed, the query and the sample alone."""
-    key = f"{seed}/{query_id}/{rows[0] if rows else 'answer'}"
+    key = f"{seed}/{query_id}/{'answer' if rows[0] == JUDGED else rows[0]}"
     return int.from_bytes(hashlib.sha256(key.encode(errors="replace")).digest()[:4]) >> 1
+
+
+def _key(model: str, decoding: Decoding, seed: int, query_id: str, messages: Any) -> str:
+    """What answers to a query depend on, as the beginning of a key."""
+    asked = json.dumps([model, asdict(decoding), seed, query_id, messages], sort_keys=True)
+    return hashlib.sha256(asked.encode(errors="replace")).hexdigest()[:32]
+
+
+def _failed(asked: Asked, error: FuseError) -> Generation:
+    """A row with its reason; what the server did may be otherwise another time."""
+    itself = isinstance(error, InputError) or getattr(error, "status", 0) in REFUSED
+    return Generation(asked.query.id, error=str(error), passing=error.passing or not itself)
+
+
+def _refuse_empty(answer: Answer, row: int, gives: Gives) -> None:
+    """Nothing is no answer to judge, and no sample without the log-probability of its end."""
+    if row == JUDGED and not answer.text:
+        raise CallError("the judged answer is empty.")
+    if gives.logprobs and not answer.logprobs:
+        raise CallError("a sample is empty, and the server gives no log-probability of EOS.")
 
 
 def _generation(
     asked: Asked, drawn: Sequence[Answer], judged: Answer, heat: FloatArray, gives: Gives
 ) -> Generation:
-    query_id = asked.query.id
-    if not judged.text:
-        return Generation(query_id, error="the judged answer is empty.")
-    if gives.logprobs and not all(answer.logprobs for answer in drawn):
-        return Generation(
-            query_id, error="a sample is empty, and the server gives no log-probability of EOS."
-        )
-    try:
-        samples = Samples(
-            [answer.text for answer in drawn],
-            [answer.logprobs for answer in drawn] if gives.logprobs else None,
-            answer=judged.text,
-            answer_logprobs=judged.logprobs,
-            answer_margins=judged.margins,
-        )
-    except InputError as error:
-        return Generation(query_id, error=f"the server's numbers cannot be used: {error}")
+    samples = Samples(
+        [answer.text for answer in drawn],
+        [answer.logprobs for answer in drawn] if gives.logprobs else None,
+        answer=judged.text,
+        answer_logprobs=judged.logprobs,
+        answer_margins=judged.margins,
+    )
     return Generation(
-        query_id,
+        asked.query.id,
         samples,
         temperatures=[float(t) for t in heat],
         truncated=[answer.truncated for answer in drawn],

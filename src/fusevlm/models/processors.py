@@ -1,8 +1,11 @@
-"""Processors without torchvision: PIL image processors, and no video where none is needed."""
+"""Model files as they come: processors without torchvision, and weights named as on the hub."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
+
+from fusevlm import store
 
 
 def without_video(processor_class: type) -> type:
@@ -44,3 +47,20 @@ def load_processor(source: str, **options: Any) -> Any:
         "video_processor": None,
     }
     return cls.from_args_and_dict([parts[name] for name in cls.get_attributes()], facts)  # type: ignore[attr-defined]
+
+
+def name_as_hub(path: Path) -> None:
+    """Name a LLaVA's tower ``vision_tower.vision_model.*`` as the hub's checkpoints do.
+
+    transformers 5 writes the short names and reads both; vLLM reads the long ones only.
+    """
+    from safetensors.torch import load, save
+
+    short, long = "vision_tower.", "vision_tower.vision_model."
+    weights = load(path.read_bytes())
+    named = {
+        k.replace(short, long, 1) if k.startswith(short) and not k.startswith(long) else k: v
+        for k, v in weights.items()
+    }
+    if named.keys() != weights.keys():
+        store.save(path, save(named, metadata={"format": "pt"}))

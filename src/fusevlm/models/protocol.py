@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Annotated, Protocol
+from typing import Annotated, Any, Protocol, runtime_checkable
+
+import numpy as np
 
 from fusevlm import checks
 from fusevlm.checks import FloatArray, Number, OneOf, Whole
 from fusevlm.errors import InputError
+from fusevlm.store.journal import Journal
 from fusevlm.types import Generation, Query
 
 # the paper's setting (section 5.5)
@@ -44,7 +48,8 @@ class Decoding:
     stop: tuple[str, ...] = ()
     answer_temperature: Annotated[float, Number(0.0)] = 0.0  # of the judged answer; 0 is greedy
     layers: tuple[str | int, ...] = ("last", "middle")  # or the index of a hidden state
-    path: Annotated[str, OneOf("auto", "repeated_cache")] = "auto"  # the other to compare
+    # slower ways to the same, to compare: of Hugging Face, and of vLLM
+    path: Annotated[str, OneOf("auto", "repeated_cache", "second_pass")] = "auto"
 
     def __post_init__(self) -> None:
         checks.options(self)
@@ -52,6 +57,49 @@ class Decoding:
             raise InputError(f"prompt is {self.prompt!r}; it must hold {{question}}.")
         if not self.layers:
             raise InputError("layers is empty; name at least one, such as 'last'.")
+
+
+@runtime_checkable
+class Paid(Protocol):
+    """What a model has besides, if its answers are paid for: a service behind an address.
+
+    journal   where each answer is kept as soon as it has come, and found again; or None
+    halted    why asking on would be in vain, such as a used-up budget; else nothing
+    describe  what the service gives, and the calls, tokens and money used so far
+    """
+
+    journal: Journal | None
+
+    @property
+    def halted(self) -> str: ...
+
+    def describe(self) -> dict[str, Any]: ...
+
+
+class Session(Protocol):
+    """Some queries whose samples are drawn in rounds, as many as are wanted of each."""
+
+    def draw(self, ids: Sequence[str], n: int) -> Iterator[Generation]:
+        """One Generation for each of these queries, in order, with its first n samples.
+
+        What was drawn before is kept, and the prompt's cache with it; only what is missing is
+        made. The first round brings the judged answer, also with n = 0.
+        """
+        ...
+
+
+@runtime_checkable
+class InRounds(Protocol):
+    """What a model has besides, if it can draw samples in rounds."""
+
+    def begin(
+        self, queries: Sequence[Query], temperatures: FloatArray, seed: int
+    ) -> AbstractContextManager[Session]:
+        """Queries and the temperatures of all samples that may be drawn of each.
+
+        Samples are those that :meth:`Model.sample` would draw, whatever the rounds.
+        """
+        ...
 
 
 class Model(Protocol):
@@ -69,6 +117,18 @@ class Model(Protocol):
         """One Generation per query, in order; a query that fails carries its error.
 
         Each of the n samples has its own temperature, 0 for greedy. The judged answer comes beside
-        them. Equal ids, and temperatures that are not n, are refused with an InputError.
+        them; n = 0 asks for it alone. Equal ids, and temperatures that are not n, are refused with
+        an InputError.
         """
         ...
+
+
+def asked(queries: Sequence[Query], n: int, temperatures: Any) -> FloatArray:
+    """The temperatures of n samples; what no model can be asked is refused."""
+    n = checks.count(n, "n", least=0)
+    heat = checks.vector(temperatures, "temperatures", length=n) if n else np.zeros(0)
+    if not n and np.size(temperatures):
+        raise InputError(f"temperatures has {np.size(temperatures)} value(s); expected none.")
+    if len({q.id for q in queries}) < len(queries):
+        raise InputError("two queries of a batch have the same id; ids must be unique.")
+    return heat

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any, cast
@@ -28,24 +28,32 @@ OURS = {
         HUGGINGFACE: "fusevlm.models.huggingface:HuggingFace.load",
         "openai": "fusevlm.models.openai:OpenAI.load",
         "tiny": "fusevlm.testing.tiny:load",
+        "vllm": "fusevlm.models.vllm:VLLM.load",
     }.items()
 }
 NAMED = re.compile(r"(\w[\w.-]+):(.*)", re.DOTALL)  # two letters at least: C: is a drive
 NOTHING_ASKED = (None, "", "auto")
 
 
-def load_model(source: str, decoding: Decoding | None = None, **options: Any) -> Model:
+def load_model(
+    source: str,
+    decoding: Decoding | None = None,
+    *,
+    offered: Mapping[str, Any] | None = None,
+    **options: Any,
+) -> Model:
     """The model that ``source`` names, ready to sample.
 
     ``options`` (dtype, device_map, revision, …) go to models that take them. One that a model does
     not take is left out where it asks for nothing (None, "" or "auto"), and refused otherwise.
+    What is ``offered`` goes to models that name it, and is nothing to the others.
     """
     name, where = split_source(source)
     if name in (HUGGINGFACE, "tiny"):
         need_models(f"the model {source!r}")
     load = _loader(name)
     where = model_folder(where, "vlm") if name == HUGGINGFACE else where
-    wanted = _taken(load, name, options)
+    wanted = _taken(load, name, options) | _named(load, offered or {})
     return _checked(load(where, decoding=decoding or Decoding(), **wanted), source)
 
 
@@ -129,8 +137,14 @@ def _taken(load: Callable[..., Any], name: str, options: dict[str, Any]) -> dict
     return {
         option: value
         for option, value in options.items()
-        if value is not None and (takes_any or option in parameters)
+        if value is not None
+        and (option in parameters or (takes_any and value not in NOTHING_ASKED))
     }
+
+
+def _named(load: Callable[..., Any], offered: Mapping[str, Any]) -> dict[str, Any]:
+    names = inspect.signature(load).parameters
+    return {name: value for name, value in offered.items() if name in names}
 
 
 def _checked(model: Any, source: str) -> Model:

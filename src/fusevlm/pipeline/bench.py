@@ -15,25 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from fusevlm import __version__, checks, store
-from fusevlm.config import (
-    SECTIONS,
-    CalibrateConfig,
-    Config,
-    DataConfig,
-    RowConfig,
-    SweepConfig,
-    anchor,
-    change_config,
-    limited,
-    make_config,
-    read_toml,
-)
+from fusevlm.config import anchor, change_config, limited, make_config, read_toml
 from fusevlm.config import tables as typed_tables
 from fusevlm.data.correctness import ALL_OR_NOTHING, CRITERIA
 from fusevlm.errors import ArtefactError, InputError
 from fusevlm.pipeline.curves import over_criteria, over_samples
 from fusevlm.pipeline.evaluate import read_results
-from fusevlm.pipeline.figures import slug, write_bench
+from fusevlm.pipeline.figures import write_bench
 from fusevlm.pipeline.methods import (
     METHODS,
     check_methods,
@@ -41,15 +29,17 @@ from fusevlm.pipeline.methods import (
     rows_of,
     scores_of_methods,
 )
+from fusevlm.pipeline.parts import Progress
 from fusevlm.pipeline.report import check_report
-from fusevlm.pipeline.run import TRAINING, Progress, run_stages
+from fusevlm.pipeline.run import STAGES, TRAINING, idle, run_stages
 from fusevlm.pipeline.score import read_scored
 from fusevlm.pipeline.train import share_adapters
 from fusevlm.render import tables
 from fusevlm.render.results import Cell, Curve, Place, Results, Row
 from fusevlm.scores import SCORES, needs_of
-from fusevlm.store.files import AnyPath
-from fusevlm.store.runs import SECONDS, read_manifest
+from fusevlm.settings import SECTIONS, CalibrateConfig, Config, DataConfig, RowConfig, SweepConfig
+from fusevlm.store.files import AnyPath, refuse_links, slug
+from fusevlm.store.runs import SECONDS, check_stage, read_manifest, require_whole
 from fusevlm.store.tables import csv_bytes
 
 KIND, FOLDER, FILE, VERSION = "fusevlm.curves", "curves", "curves.json", 1
@@ -118,6 +108,13 @@ def read_bench(path: AnyPath, changes: Sequence[str] = (), limit: int | None = N
             places[place] = limited(_with_methods(config, rows), limit)
             _check_methods(places[place], curves, f"{source}, {place}")
             check_report(places[place])
+    folders: dict[str, str] = {}
+    for place in places:
+        if folders.setdefault(slug(place), place) != place:
+            raise InputError(
+                f"{source}: {folders[slug(place)]!r} and {place!r} would share the folder "
+                f"{slug(place)}. Rename one."
+            )
     return Bench(name, places, curves)
 
 
@@ -184,7 +181,7 @@ def _bench(tree: Mapping[str, Any], where: str) -> tuple[tuple[str, ...], Curves
     counts = tree.get("samples", [])
     if not isinstance(counts, list):
         raise InputError(f"{where}: bench.samples is {counts!r}; expected a list of numbers.")
-    samples = tuple(checks.count(n, f"{where}: bench.samples", least=2) for n in counts)
+    samples = tuple(checks.count(n, f"{where}: bench.samples", least=0) for n in counts)
     criteria = _strings(tree.get("criteria", []), f"{where}: bench.criteria")
     drawn = _strings(tree.get("curves", list(Curves().methods)), f"{where}: bench.curves")
     for key, kind in {"row": RowConfig, "sweep": SweepConfig}.items():
@@ -234,10 +231,12 @@ def run_bench(
     *,
     redo: str | None = None,
     say: Say = lambda text: None,
-    progress: Progresses = lambda what: lambda done, total: None,
+    progress: Progresses = lambda what: lambda *_: None,
     redo_command: Callable[[str], str] = lambda stage: f"fusevlm bench CONFIG --redo {stage}",
 ) -> Results:
     """Everything a benchmark asks for; tables, curves and JSON are written to ``out``."""
+    if out.is_dir():
+        refuse_links(out)
     found: dict[str, dict[str, Cell]] = {}
     places, curves = [], []
     again = redo in TRAINING
@@ -265,7 +264,8 @@ def cells_of(run: Path, config: Config, results: Mapping[str, Any]) -> dict[str,
     """A cell per method of a run."""
     seconds: dict[str, float] = {}
     for stage in ("calibrate", "score"):
-        seconds |= store.read_json(run / stage / SECONDS, f"Make it again: --redo {stage}.")
+        path = require_whole(run, stage) / SECONDS
+        seconds |= store.read_json(path, f"Make it again: --redo {stage}.")
     figures = results["slices"][0]["methods"]
     return {
         name: Cell(missing=results["absent"][name])
@@ -291,6 +291,7 @@ def _place(name: str, run: Path, config: Config, results: Mapping[str, Any]) -> 
         whole["base_accuracy"],
         results["best_baseline"],
         MEANINGS[config.semantics.meanings],
+        results["rounds"],
     )
 
 
@@ -332,6 +333,9 @@ def _curves(
             return kept.curves
     except ArtefactError:
         pass  # none yet, or of another version
+    for stage in (*STAGES["score"].after, "score"):
+        if not idle(stage, config):
+            check_stage(run, stage)
     drawn = [find_method(m, config.calibrate) for m in wanted.methods]
     names = scores_of_methods(drawn, config.score.baselines or tuple(SCORES))
     queries, _ = read_scored(run, config, states={*needs_of(names), "embeddings"})

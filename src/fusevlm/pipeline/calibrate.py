@@ -8,8 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from fusevlm import checks
-from fusevlm.config import NONE, Config
 from fusevlm.errors import ArtefactError, FuseError, InputError
+from fusevlm.fuse.neighbours import fit_neighbours
+from fusevlm.fuse.rounds import Rounds
 from fusevlm.pipeline.methods import (
     Fitted,
     Method,
@@ -19,14 +20,18 @@ from fusevlm.pipeline.methods import (
     load_method,
     needs_of_methods,
 )
+from fusevlm.pipeline.rounds import fit_rounds
 from fusevlm.pipeline.run import Work
 from fusevlm.pipeline.score import EVIDENCE, read_scored
 from fusevlm.scores import SCORES, needs_of
+from fusevlm.settings import NONE, Config
 from fusevlm.store import read_json, save_json
 from fusevlm.store.runs import SECONDS, require
 from fusevlm.types import Queries
 
 ABSENT = "absent.json"  # methods that could not be fitted, and why
+ROUNDS = "rounds"  # the rule by which samples are drawn in rounds
+NEIGHBOURS = "neighbours"  # calibration queries, to be shown beside new ones
 
 
 def check(config: Config) -> None:
@@ -100,9 +105,21 @@ def make(work: Work) -> dict[str, int]:
     if len(absent) == len(names):
         first, why = next(iter(absent.items()))
         raise ArtefactError(f"no method could be fitted; {first}: {why}")
+    known, _ = tables.queries.split()
+    near = fit_neighbours(known, known.columns["question"])
+    if near is not None:
+        near.save(work.folder("calibrate") / NEIGHBOURS)
+    if work.config.rounds.use:
+        start = time.perf_counter()
+        try:
+            fit_rounds(known, work.config).save(work.folder("calibrate") / ROUNDS)
+        except FuseError as error:
+            absent[ROUNDS] = str(error)
+        seconds[ROUNDS] = round(time.perf_counter() - start, 4)
     save_json(work.folder("calibrate") / ABSENT, absent)
     save_json(work.folder("calibrate") / SECONDS, seconds)
-    return {"methods": len(names) - len(absent), "absent": len(absent), "queries": size}
+    missing = sum(name in absent for name in names)
+    return {"methods": len(names) - missing, "absent": missing, "queries": size}
 
 
 def read_methods(
@@ -115,4 +132,14 @@ def read_methods(
     def loader(name: str) -> Callable[[], Fitted]:
         return lambda: load_method(folder / name)
 
-    return {name: loader(name) for name in names if name not in absent}, absent
+    methods = {name: loader(name) for name in names if name not in absent}
+    return methods, {name: why for name, why in absent.items() if name != ROUNDS}
+
+
+def read_rounds(run: Path) -> tuple[Rounds | None, str]:
+    """The rule by which a run's samples could be drawn in rounds, or why there is none."""
+    folder = require(run, "calibrate")
+    if (folder / ROUNDS).is_dir():
+        return Rounds.load(folder / ROUNDS), ""
+    why = read_json(folder / ABSENT, "Make it again: --redo calibrate.").get(ROUNDS)
+    return None, str(why or "rounds.use is false")

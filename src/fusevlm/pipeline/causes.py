@@ -13,10 +13,10 @@ import numpy as np
 
 from fusevlm import checks
 from fusevlm.checks import BoolArray, FloatArray
-from fusevlm.config import EvaluateConfig
 from fusevlm.errors import UndefinedMetricError
 from fusevlm.pipeline.measure import Row, interval
 from fusevlm.pipeline.methods import Applied
+from fusevlm.settings import EvaluateConfig
 from fusevlm.types import Queries
 
 SHOWN = ("evidence", "p_wrong", "u")

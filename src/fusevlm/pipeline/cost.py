@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fusevlm import checks
-from fusevlm.config import OFFICIAL, TRAIN, Config, DataConfig
 from fusevlm.data.questions import N_QUERIES
 from fusevlm.data.training import CAPTIONS, TABLE, parse_source, source_files
 from fusevlm.data.vqa import official_split
@@ -20,6 +19,7 @@ from fusevlm.embedded import EMBEDDED, weights_folder
 from fusevlm.errors import FuseError, InputError
 from fusevlm.models.registry import HUGGINGFACE, registered, split_source
 from fusevlm.pipeline.train import options_of
+from fusevlm.settings import NONE, OFFICIAL, TRAIN, Config, DataConfig
 from fusevlm.store import read_table
 
 IMAGE_TOKENS, PROMPT_TOKENS = 576, 40  # of a prompt: LLaVA-1.5's image, a question with its chat
@@ -168,11 +168,10 @@ def needs(config: Config) -> list[Need]:
 def model_sources(config: Config) -> dict[str, tuple[str, str]]:
     """Every model that the run loads, with the embedded part it may name, by key."""
     semantics = config.semantics
-    found = {
-        "sample.model": (config.sample.model, "vlm"),
-        "embed.towers": (config.embed.towers, "dual_encoder"),
-    }
-    if config.adapter.source != TRAIN:
+    found = {"sample.model": (config.sample.model, "vlm")}
+    if config.embed.towers != NONE:
+        found["embed.towers"] = (config.embed.towers, "dual_encoder")
+    if config.adapter.source not in (TRAIN, NONE):
         found["adapter.source"] = (config.adapter.source, "adapter")
     if "nli" in (semantics.meanings, semantics.similarity):
         found["semantics.nli"] = (semantics.nli, "")
@@ -231,6 +230,10 @@ def model_need(what: str, source: str, part: str = "") -> Need:
     Whether a hub name exists cannot be known without the network; one that resembles a known name
     is pointed out.
     """
+    name, source = split_source(source)
+    if name != HUGGINGFACE:
+        checks.known(name, registered(), f"{what}: the registered model")
+        return Need(what, f"{name}:{source}", True, None, note="a registered model")
     if source in KNOWN:
         there = source == "minilm" or cached(source)
         return Need(what, source, there, KNOWN[source].gigabytes)
@@ -240,10 +243,6 @@ def model_need(what: str, source: str, part: str = "") -> Need:
             raise InputError(f"{what} is {source!r}, a folder without config.json: no model's.")
         size = sum(f.stat().st_size for f in folder.rglob("*") if f.is_file())
         return Need(what, source, True, size / 1e9)
-    name, _ = split_source(source)
-    if name != HUGGINGFACE:
-        checks.known(name, registered(), f"{what}: the registered model")
-        return Need(what, source, True, None, note="a registered model")
     if part == "adapter" or source.startswith(("/", ".", "~")) or source.count("/") > 1:
         raise InputError(f"{what} is {source!r}, which is no folder here. Correct the path.")
     if not HUB_NAME.fullmatch(source):
@@ -467,8 +466,10 @@ def _vram(config: Config) -> dict[str, float | None]:
         answers = (sample.n + 1) * sample.max_new_tokens
         tokens = sample.batch * (IMAGE_TOKENS + PROMPT_TOKENS + answers)
         found["sample"] = (_bytes(vlm, sample.dtype) + tokens * _cache(vlm)) / 1e9
-    towers = size_of(config.embed.towers, "dual_encoder")
-    found["embed"] = None if towers is None else _bytes(towers, config.embed.dtype) / 1e9 + 1.0
+    found["embed"] = 0.0
+    if config.embed.towers != NONE:
+        towers = size_of(config.embed.towers, "dual_encoder")
+        found["embed"] = None if towers is None else _bytes(towers, config.embed.dtype) / 1e9 + 1.0
     parts: list[float | None] = []
     if semantics.p_true or {semantics.rephrase, semantics.complement} != {"none"}:
         parts.append(None if vlm is None else _bytes(vlm, sample.dtype) / 1e9 + 1.0)

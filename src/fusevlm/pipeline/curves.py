@@ -10,12 +10,12 @@ import numpy as np
 
 from fusevlm import metrics
 from fusevlm.checks import BoolArray, FloatArray
-from fusevlm.config import CalibrateConfig
 from fusevlm.data.correctness import is_wrong
 from fusevlm.errors import FuseError, InputError, library_quiet
 from fusevlm.pipeline.methods import find_method, fit_method, scores_of_methods, stackable
 from fusevlm.render.results import Curve
 from fusevlm.scores import SCORES, compute_scores
+from fusevlm.settings import CalibrateConfig
 from fusevlm.types import Queries
 
 logger = logging.getLogger(__name__)
@@ -29,7 +29,7 @@ def over_samples(
     counts: Sequence[int],
     methods: Sequence[str],
     config: CalibrateConfig,
-    progress: Progress = lambda done, total: None,
+    progress: Progress = lambda *_: None,
 ) -> Curve:
     """AUROC of each method on the test queries from their first n samples: nested subsamples."""
     most = min(len(q) for q in queries.samples)

@@ -11,13 +11,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from fusevlm.config import OFFICIAL, Config, DataConfig
+from fusevlm.checks import whole_text
+from fusevlm.data.images import Refused, load_image, located
 from fusevlm.data.units import units_of
 from fusevlm.embedded import EMBEDDED
 from fusevlm.errors import InputError
 from fusevlm.pipeline.run import Work
+from fusevlm.settings import OFFICIAL, Config, DataConfig
 from fusevlm.store import read_parquet, save, save_parquet
-from fusevlm.store.runs import require
+from fusevlm.store.runs import read_run, require
 from fusevlm.types import Query
 
 logger = logging.getLogger(__name__)
@@ -46,14 +48,16 @@ def inputs(config: Config) -> dict[str, Path]:
 def make(work: Work) -> dict[str, int]:
     """Write the queries."""
     splits = load_splits(work.config.data)
-    units = {s: units_of(queries, work.config.data.unit) for s, queries in splits.items()}
+    unit = work.config.data.unit
+    units = {split: units_of(queries, unit, split) for split, queries in splits.items()}
     refuse_overlap(splits, units)
     total = sum(len(queries) for queries in splits.values())
+    roots = image_roots(work.config.data)
     rows: dict[str, list[Any]] = {name: [] for name in _COLUMNS}
     for split, queries in splits.items():
         for number, query in enumerate(queries):
-            images = _keep_images(work.folder("data"), split, number, query)
-            for name, value in _row(split, query, images, units[split][number]).items():
+            images, own = _keep_images(work.folder("data"), roots[split], split, number, query)
+            for name, value in _row(split, query, images, own, units[split][number]).items():
                 rows[name].append(value)
             work.progress(len(rows["query_id"]), total)
     save_parquet(work.folder("data") / QUERIES, rows)
@@ -73,9 +77,16 @@ def load_splits(data: DataConfig) -> dict[str, list[Query]]:
     from fusevlm.data.tables import read_queries
 
     return {
-        split: read_queries(path, data.images or None, limit=limits[split])
+        split: read_queries(path, data.images or None, limit=limits[split], outside=data.outside)
         for split, path in _files(data).items()
     }
+
+
+def image_roots(data: DataConfig) -> dict[str, Path]:
+    """The folder in which the pictures of each split are named."""
+    if data.images or data.source != "files":
+        return dict.fromkeys(JUDGED, Path(data.images or data.folder or "."))
+    return {split: Path(path).parent for split, path in _files(data).items()}
 
 
 def refuse_overlap(splits: dict[str, list[Query]], units: dict[str, list[str]]) -> None:
@@ -105,6 +116,8 @@ def refuse_overlap(splits: dict[str, list[Query]], units: dict[str, list[str]]) 
 
 
 def _picture(image: Any) -> str:
+    if isinstance(image, Refused):
+        return image.name
     if isinstance(image, str | Path):
         return str(Path(image).resolve())
     return hashlib.sha256(image if isinstance(image, bytes) else image.tobytes()).hexdigest()
@@ -150,50 +163,69 @@ def _files(data: DataConfig) -> dict[str, str]:
 
 
 _COLUMNS = (
-    "query_id", "split", "unit", "question", "images", "history", "references", "metadata",
+    "query_id", "split", "unit", "question", "images", "own_images", "history", "references",
+    "metadata",
 )  # fmt: skip
 
 
-def _row(split: str, query: Query, images: Sequence[str], unit: str) -> dict[str, Any]:
+def _row(split: str, query: Query, images: Sequence[str], own: bool, unit: str) -> dict[str, Any]:
     return {
         "query_id": f"{split}/{query.id}",
         "split": split,
         "unit": unit,
         "question": query.question,
         "images": list(images),
+        "own_images": own,
         "history": json.dumps([list(turn) for turn in query.history]),
         "references": list(query.references),
         "metadata": json.dumps(dict(query.metadata), default=str),
     }
 
 
-def _keep_images(folder: Path, split: str, number: int, query: Query) -> list[str]:
-    """Paths as they are; pictures in memory become files of the run, named relative to it."""
+def _keep_images(
+    folder: Path, root: Path, split: str, number: int, query: Query
+) -> tuple[list[str], bool]:
+    """Names in the folder of images; pictures in memory become files of the run (own)."""
+    if all(isinstance(image, str | Path | Refused) for image in query.images):
+        return [_named(image, root) for image in query.images], False
     kept = []
     for k, image in enumerate(query.images):
-        if isinstance(image, str | Path):
-            kept.append(str(Path(image).resolve()))
-            continue
-        name = f"{IMAGES}/{split}-{number:05d}-{k}.png"
+        kept.append(f"{IMAGES}/{split}-{number:05d}-{k}.png")
         buffer = io.BytesIO()
-        image.save(buffer, format="PNG")
-        save(folder / name, buffer.getvalue())
-        kept.append(name)
-    return kept
+        load_image(image).save(buffer, format="PNG")
+        save(folder / kept[-1], buffer.getvalue())
+    return kept, True
+
+
+def _named(image: Any, root: Path) -> str:
+    """A picture's name in its folder, so that both can be moved; its path where it is elsewhere."""
+    if isinstance(image, Refused):
+        return image.name
+    path, home = Path(image), root.resolve()
+    whole = path if path.is_absolute() else Path.cwd() / path
+    for base in (home, root.absolute()):
+        if whole.is_relative_to(base):
+            return whole.relative_to(base).as_posix()
+    return whole_text(str(whole))
 
 
 def read_asked(run: Path, splits: Sequence[str] = JUDGED) -> list[Query]:
     """The stored queries of some splits, in order; ``metadata`` holds their split and unit too."""
     folder = require(run, "data")
+    data = read_run(run).data
+    roots, anywhere = image_roots(data), data.outside or data.source != "files"
     table = read_parquet(folder / QUERIES, "Make it again: --redo data.")
+    own = table.get("own_images", [True] * len(table["split"]))  # before: all as seen from here
     found = []
     for i, split in enumerate(table["split"]):
         if split in splits:
+            root = folder if own[i] else roots.get(split, folder)
+            outside = anywhere or (own[i] and "own_images" not in table)
             found.append(
                 Query(
                     id=table["query_id"][i],
                     question=table["question"][i],
-                    images=[folder / name for name in table["images"][i]],
+                    images=[located(root, name, outside=outside) for name in table["images"][i]],
                     history=[(role, text) for role, text in json.loads(table["history"][i])],
                     references=table["references"][i],
                     metadata={

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from fusevlm import store
 from fusevlm.pipeline.methods import title_of
 from fusevlm.render.figures import draw_curves
 from fusevlm.render.plots import Drawing, plain
 from fusevlm.render.results import Curve, Results
+from fusevlm.store.files import slug
+from fusevlm.store.tables import csv_bytes
 
-KINDS = ("svg", "pdf")
-
-
-def slug(name: str) -> str:
-    """A folder name."""
-    return "".join(c if c.isalnum() or c in "-." else "_" for c in name)
+KINDS = ("svg", "png", "pdf", "csv")
 
 
 def titles_of(names: Iterable[str]) -> dict[str, str]:
@@ -28,14 +26,24 @@ def titles_of(names: Iterable[str]) -> dict[str, str]:
 
 
 def save_drawings(
-    folder: Path, drawings: Mapping[str, Drawing], *, pdf: bool = True
-) -> dict[str, str]:
-    """Each figure as NAME.svg and, if wanted, NAME.pdf; the SVG by name."""
-    found = {name: drawing.svg() for name, drawing in drawings.items()}
+    folder: Path,
+    drawings: Mapping[str, Drawing],
+    *,
+    pdf: bool = True,
+    data: Mapping[str, Mapping[str, Sequence[Any]]] | None = None,
+) -> dict[str, list[str]]:
+    """Each figure as NAME.svg, .png and, if wanted, .pdf, its numbers as .csv; the endings."""
+    found: dict[str, list[str]] = {}
     for name, drawing in drawings.items():
-        store.save(folder / f"{name}.svg", found[name].encode())
-        if pdf:
-            store.save(folder / f"{name}.pdf", drawing.pdf())
+        made = {"svg": drawing.svg().encode(), "png": drawing.png()}
+        made |= {"pdf": drawing.pdf()} if pdf else {}
+        columns = (data or {}).get(name)
+        if columns:
+            rows = list(zip(*columns.values(), strict=True))
+            made["csv"] = csv_bytes(list(columns), rows)
+        for kind, payload in made.items():
+            store.save(folder / f"{name}.{kind}", payload)
+        found[name] = list(made)
     return found
 
 
@@ -55,8 +63,9 @@ def draw_bench(curves: Sequence[Curve]) -> dict[str, Drawing]:
 def write_bench(results: Results, out: Path) -> str:
     """Write the curves; the index of all figures, those of the places' reports too, in Markdown."""
     drawings = draw_bench(results.curves)
-    save_drawings(out, drawings)
-    found = [f"{name}.{kind}" for name in drawings for kind in KINDS]
+    found = [
+        f"{name}.{kind}" for name, kinds in save_drawings(out, drawings).items() for kind in kinds
+    ]
     for place in results.places:
         report = Path(slug(place.name)) / "report"
         files = sorted(path for kind in KINDS for path in (out / report).glob(f"*.{kind}"))

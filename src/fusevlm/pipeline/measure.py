@@ -13,8 +13,7 @@ import numpy as np
 
 from fusevlm import metrics
 from fusevlm.checks import BoolArray, FloatArray
-from fusevlm.config import EvaluateConfig
-from fusevlm.errors import InputError, UndefinedMetricError
+from fusevlm.errors import InputError, UndefinedMetricError, library_quiet
 from fusevlm.fuse.thresholds import Threshold
 from fusevlm.metrics.summary import OF_P, OF_U
 from fusevlm.pipeline.methods import (
@@ -27,6 +26,7 @@ from fusevlm.pipeline.methods import (
     Fitted,
     group_of,
 )
+from fusevlm.settings import EvaluateConfig
 from fusevlm.types import Queries
 
 WHOLE = "all"  # the slice of all queries
@@ -38,6 +38,9 @@ EVERY = (
     "spearman_calibration", "ece", "ece_platt", "ece_min_max", "brier", "aurac",
 )  # fmt: skip
 IN_SLICES = ("auroc", "aurac", "ece")
+RISKS = (
+    0.01, 0.02, 0.03, 0.04, 0.05, 0.06, 0.08, 0.1, 0.12, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.5,
+)  # fmt: skip
 FINER = 10  # times as many resamples for a difference: Holm multiplies its smallest p by the rows
 Progress = Callable[[int, int], None]
 
@@ -75,6 +78,34 @@ def outcome_of(method: Fitted, queries: Queries, config: EvaluateConfig) -> Outc
     return Outcome(applied, thetas, answered, reasons, certified)
 
 
+def risk_rows(
+    method: Fitted, outcome: Outcome, wrong: BoolArray, config: EvaluateConfig
+) -> list[dict[str, Any]]:
+    """What each wanted risk would bring: the threshold with the guarantee, and what it answers.
+
+    ``certified`` is the coverage among the calibration queries that are kept for thresholds,
+    ``coverage`` and ``risk`` are those of the test queries.
+    """
+    if GUARANTEED not in outcome.thresholds:
+        return []
+    rows = []
+    with library_quiet():  # the table itself shows where nothing is certified
+        for wanted in RISKS:
+            theta = method.thresholds(wanted, config.delta)[GUARANTEED]
+            answered = outcome.applied.decide(GUARANTEED, theta)[0]
+            rows.append(
+                {
+                    "wanted": wanted,
+                    "threshold": float(theta.threshold) if theta.feasible else None,
+                    "certified": float(theta.coverage) if theta.feasible else 0.0,
+                    "answered": int(answered.sum()),
+                    "coverage": float(answered.mean()),
+                    "risk": float(wrong[answered].mean()) if answered.any() else None,
+                }
+            )
+    return rows
+
+
 def interval(
     metric: Any,
     u: Any,
@@ -101,7 +132,7 @@ def measure(
     outcomes: Mapping[str, Outcome],
     queries: Queries,
     config: EvaluateConfig,
-    progress: Progress = lambda done, total: None,
+    progress: Progress = lambda *_: None,
 ) -> list[dict[str, Any]]:
     """Figures of every method, over all queries and in each slice."""
     slices = {WHOLE: np.full(len(queries), True), **cut(queries, config)}

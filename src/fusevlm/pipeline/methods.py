@@ -23,7 +23,6 @@ import numpy as np
 
 from fusevlm import checks, store
 from fusevlm.checks import BoolArray, FloatArray
-from fusevlm.config import CalibrateConfig, RowConfig
 from fusevlm.errors import InputError
 from fusevlm.fuse import probability, thresholds
 from fusevlm.fuse.estimator import Fuse, divide
@@ -36,10 +35,14 @@ from fusevlm.fuse.tuning import GlobalTuning, LogisticScore, fit_logistic_score,
 from fusevlm.maths.fusion import posterior
 from fusevlm.maths.logistic import RIDGES, Linear, choose_ridge, fit_linear, unit_folds
 from fusevlm.scores import SCORES
+from fusevlm.settings import CalibrateConfig, RowConfig
 from fusevlm.types import Queries
 
 GUARANTEED, EMPIRICAL = "guaranteed", "empirical"
-SHOWN = ("m0", "evidence", "m_post", "sigma_post", "prior_weight", "novelty")
+SHOWN = (
+    "m0", "sigma0", "evidence", "intercept", "slope", "tau2", "m_post", "sigma_post",
+    "prior_weight", "novelty",
+)  # fmt: skip
 JITTERS = (1e-12, 1e-10, 1e-8, 1e-6, 1e-4, 1e-2)
 FUSE, ABLATIONS, SOURCES, READINGS, SENSITIVITY, BASELINES, OWN_ROWS = (
     "FUSE", "Ablations", "Sources", "Readings", "Sensitivity", "Baselines", "Own rows",

@@ -10,23 +10,20 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from fusevlm.config import TRAIN, Config
 from fusevlm.data.training import drawn_pairs, parse_source, source_files, survey
 from fusevlm.models.registry import local_input
 from fusevlm.pipeline.embed import PART, embedded, load_towers
 from fusevlm.pipeline.run import Work
 from fusevlm.pipeline.train import new_adapter
 from fusevlm.priors.gp.options import refuse_few
+from fusevlm.settings import TRAIN, Config
 from fusevlm.store.pairs import KIND, MODALITIES, write_pairs
 from fusevlm.store.parts import Parts
 from fusevlm.types import Query
-
-if TYPE_CHECKING:
-    from fusevlm.models.towers import Towers
 
 BATCHES = 64  # of the towers in a part: 4,096 pairs, 13 MB at width 768
 
@@ -36,8 +33,8 @@ def inputs(config: Config) -> dict[str, Path]:
     if config.adapter.source != TRAIN:
         return {}
     files = {
-        f"data.train {text} {path.name}": path
-        for text in config.data.train
+        f"data.train {number} {path.name}": path
+        for number, text in enumerate(config.data.train)
         for path in source_files(parse_source(text))
     }
     return files | local_input("embed.towers", config.embed.towers, PART)
@@ -50,14 +47,15 @@ def make(work: Work) -> dict[str, int]:
     refuse_few(found.n_pairs, new_adapter(work.config.adapter).options)
     parts = Parts(work.folder("pairs"), KIND)
     stream = drawn_pairs(data.train, data.images, data.seed, found)
-    towers: Towers | None = None
+    towers: Any = None
     work.progress(parts.total("queries"), found.n_pairs)
-    for index, some in _cut(stream, batch * BATCHES):
+    size = parts.size or batch * BATCHES
+    for index, some in _cut(stream, size):
         if index in parts:
             continue
         towers = towers or load_towers(work.config.embed)
         rows, arrays = _embedded(towers, some, batch)
-        write_pairs(parts, index, rows, arrays)
+        write_pairs(parts, index, rows, arrays, size)
         work.progress(parts.total("queries"), found.n_pairs)
     return {"pairs": parts.total("pairs"), "failed": parts.total("failed")}
 
@@ -71,7 +69,7 @@ def _cut(stream: Iterator[Query], size: int) -> Iterator[tuple[int, list[Query]]
 
 
 def _embedded(
-    towers: Towers, pairs: list[Query], batch: int
+    towers: Any, pairs: list[Query], batch: int
 ) -> tuple[dict[str, list[Any]], dict[str, Any]]:
     """Rows and vectors of a part, a batch of the towers at a time."""
     found = [embedded(towers, pairs[i : i + batch]) for i in range(0, len(pairs), batch)]

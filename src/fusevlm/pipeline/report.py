@@ -1,18 +1,22 @@
-"""Stage report: every figure as SVG and PDF, and one page that shows them with example queries."""
+"""Stage report: every figure as a file, and one page to explore the run with."""
 
 from __future__ import annotations
 
+import base64
 import io
+import platform
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from fusevlm import checks
+from fusevlm import __version__, checks
 from fusevlm.checks import FloatArray
-from fusevlm.config import Config
+from fusevlm.config import as_toml
 from fusevlm.data.images import load_image
 from fusevlm.errors import InputError
 from fusevlm.pipeline.data import TEST, read_asked
@@ -22,16 +26,26 @@ from fusevlm.pipeline.methods import EMPIRICAL, FUSE, GUARANTEED, group_of
 from fusevlm.pipeline.run import Work
 from fusevlm.render.examples import Example, choose
 from fusevlm.render.figures import draw_against_ntl, draw_examples
-from fusevlm.render.page import TITLES, render_page
-from fusevlm.render.plots import Drawing, Line, draw_plots
+from fusevlm.render.page import (
+    TITLES,
+    causes_tables,
+    files_of,
+    headline,
+    methods_table,
+    render,
+    slices_table,
+)
+from fusevlm.render.plots import PLOTS, Drawing, Line, draw_plots, plot_data
 from fusevlm.scores.likelihood import ntl
-from fusevlm.store import save
+from fusevlm.settings import Config
+from fusevlm.store import runs, save
 from fusevlm.store.generations import read_generations
-from fusevlm.store.runs import require
+from fusevlm.store.runs import commit, require
 from fusevlm.types import Queries, Query, Samples
 
 PAGE = "index.html"
-SIDE = 160  # pixels of an example's picture
+SIDE = 128  # pixels of a picture
+MOST_PICTURES = 5_000_000  # bytes of all of them
 MOST_LINES = 8  # in one plot
 USUAL = "g_nll"  # drawn beside the method of choice where it was compared
 NO_NTL = "the model gives no log-probabilities"
@@ -51,8 +65,9 @@ def make(work: Work) -> dict[str, int]:
         for name in names
     }
     u = lines[titles[method]].u
-    likely, rows = read_ntl(work.run, table["query_id"]), choose(u, wrong, settings.examples)
-    groups = _examples(work.run, table, method, rows, likely)
+    asked = read_shown(work.run, table["query_id"])
+    likely, rows = _likely(asked), choose(u, wrong, settings.examples)
+    groups = _examples(asked, table, method, rows, likely)
     wanted = settings.figures or tuple(TITLES)
     drawings: dict[str, Drawing] = {}
     if likely is None:
@@ -63,10 +78,9 @@ def make(work: Work) -> dict[str, int]:
     if any(groups.values()) and "qualitative" in wanted:
         drawings["qualitative"] = draw_examples(groups, titles[method])
     folder = work.folder("report")
-    svgs = save_drawings(folder, drawings, pdf=settings.pdf)
-    page = render_page(
-        work.config.name, results, svgs, groups, titles[method], left_out, pdf=settings.pdf
-    )
+    data = {name: plot_data(name, lines, wrong) for name in drawings if name in PLOTS}
+    kinds = save_drawings(folder, drawings, pdf=settings.pdf, data=data)
+    page = run_page(work, results, table, method, asked, kinds, left_out)
     save(folder / PAGE, page.encode())
     return {"figures": len(drawings), "examples": sum(map(len, groups.values()))}
 
@@ -117,44 +131,55 @@ def drawn(
     return sorted(figures, key=place)[:MOST_LINES], {}
 
 
-def read_ntl(run: Path, ids: Sequence[str]) -> FloatArray | None:
-    """Next-token likelihood of these queries: the mean probability of all sampled tokens."""
+@dataclass(frozen=True, eq=False)
+class Shown:
+    """A test query with what was said to it."""
+
+    query: Query
+    samples: Samples
+
+
+def read_shown(run: Path, ids: Sequence[str]) -> list[Shown]:
+    """These test queries in order."""
     wanted = set(ids)
-    found: dict[str, float] = {}
-    for generation in read_generations(require(run, "sample")):
-        said = generation.samples
-        if generation.query_id in wanted and said is not None:
-            if said.token_logprobs is None:
-                return None
-            one = Queries([generation.query_id], [said])
-            found[generation.query_id] = 1.0 - float(ntl(one)[0])
-    return np.array([found[i] for i in ids])
+    queries = {q.id: q for q in read_asked(run, (TEST,)) if q.id in wanted}
+    said = {
+        g.query_id: g.samples
+        for g in read_generations(require(run, "sample"))
+        if g.query_id in wanted and g.samples is not None
+    }
+    return [Shown(queries[i], said[i]) for i in ids]
+
+
+def _likely(asked: Sequence[Shown]) -> FloatArray | None:
+    """Next-token likelihood of each query: the mean probability of all sampled tokens."""
+    if any(one.samples.token_logprobs is None for one in asked):
+        return None
+    return 1.0 - ntl(Queries([one.query.id for one in asked], [one.samples for one in asked]))
 
 
 def _examples(
-    run: Path,
+    asked: Sequence[Shown],
     table: Mapping[str, Sequence[Any]],
     method: str,
     groups: Mapping[str, Sequence[int]],
     likely: FloatArray | None,
 ) -> dict[str, list[Example]]:
     """The chosen rows of each group with all that is shown of them."""
-    wanted = {table["query_id"][row] for rows in groups.values() for row in rows}
-    queries = {q.id: q for q in read_asked(run, (TEST,)) if q.id in wanted}
-    said: dict[str, Samples] = {
-        g.query_id: g.samples
-        for g in read_generations(require(run, "sample"))
-        if g.query_id in wanted and g.samples is not None
-    }
     own = {k.removeprefix(f"{method}."): v for k, v in table.items() if k.startswith(f"{method}.")}
     order = np.argsort(np.array(own["u"]), kind="stable")
     ranks = {int(row): rank for rank, row in enumerate(order, 1)}
 
     def example(row: int) -> Example:
-        query_id = table["query_id"][row]
+        query, samples = asked[row].query, asked[row].samples
         facts = {name: column[row] for name, column in own.items()}
+        decision, reason = _decision(facts)
         return Example(
-            **_shown(queries[query_id], said[query_id]),
+            picture=thumbnail(query.images[0], "PNG") if query.images else b"",
+            question=query.question,
+            references=query.references,
+            answer=samples.answer or "",
+            samples=Counter(samples.texts).most_common(),
             wrong=table["wrong"][row],
             u=facts["u"],
             rank=ranks[row],
@@ -163,21 +188,11 @@ def _examples(
             m0=facts.get("m0"),
             evidence=facts.get("evidence"),
             ntl=None if likely is None else float(likely[row]),
-            decision=_decision(facts)[0],
-            reason=_decision(facts)[1],
+            decision=decision,
+            reason=reason,
         )
 
     return {group: [example(row) for row in rows] for group, rows in groups.items()}
-
-
-def _shown(query: Query, samples: Samples) -> dict[str, Any]:
-    return {
-        "picture": thumbnail(query.images[0]) if query.images else b"",
-        "question": query.question,
-        "references": query.references,
-        "answer": samples.answer or "",
-        "samples": Counter(samples.texts).most_common(),
-    }
 
 
 def _decision(facts: Mapping[str, Any]) -> tuple[str, str]:
@@ -189,13 +204,202 @@ def _decision(facts: Mapping[str, Any]) -> tuple[str, str]:
     return "", ""
 
 
-def thumbnail(image: Any) -> bytes:
-    """A small PNG; empty where the picture is gone."""
+def thumbnail(image: Any, kind: str = "WEBP", side: int = SIDE) -> bytes:
+    """A small picture; empty where it is gone."""
     try:
         picture = load_image(image)
     except InputError:
         return b""
-    picture.thumbnail((SIDE, SIDE))
+    picture.thumbnail((side, side))
     buffer = io.BytesIO()
-    picture.save(buffer, format="PNG")
+    picture.save(buffer, format=kind, **({"quality": 60} if kind == "WEBP" else {}))
     return buffer.getvalue()
+
+
+def run_page(
+    work: Work,
+    results: Mapping[str, Any],
+    table: Mapping[str, Sequence[Any]],
+    method: str,
+    asked: Sequence[Shown],
+    kinds: Mapping[str, Sequence[str]],
+    left_out: Mapping[str, str],
+) -> str:
+    """The page of a run."""
+    names = list(results["slices"][0]["methods"])
+    titles = titles_of(names)
+    settings = results["settings"]
+    data = page_data(results, table, method, titles, asked, work.config)
+    shown = {
+        "name": work.config.name,
+        "headline": headline(results, method, titles[method], work.config.sample.model),
+        "calibration": results["calibration"],
+        "sure": f"{1 - settings['delta']:g}",
+        "intervals": (
+            f"{settings['level']:.0%} bootstrap intervals over units (queries of one image). "
+            f"Certified: the share of test queries answered with a risk that is promised. "
+            f"Differences are paired."
+        ),
+        "methods": methods_table(results, titles, method),
+        "slices": slices_table(results, titles),
+        "causes": causes_tables(results.get("causes", {}), titles),
+        "absent": results["absent"],
+        "files": files_of(list(kinds), kinds),
+        "left_out": {TITLES.get(key, key): why for key, why in left_out.items()},
+        "gallery_note": _gallery_note(len(data["gallery"]), len(asked), titles[method]),
+        "made": made_by(work),
+    }
+    return render("report.html.j2", "report.js", data, shown)
+
+
+def _gallery_note(shown: int, there: int, title: str) -> str:
+    some = "" if shown == there else f" The {shown} most telling of {there} are kept here."
+    return (
+        f"What was asked, what was said, and why it is unsure, by {title}; bars are the share of "
+        f"calibration queries with less of it.{some}"
+    )
+
+
+def page_data(
+    results: Mapping[str, Any],
+    table: Mapping[str, Sequence[Any]],
+    method: str,
+    titles: Mapping[str, str],
+    asked: Sequence[Shown],
+    config: Config,
+) -> dict[str, Any]:
+    """All numbers that the page's script works with, a list per column."""
+    names = list(titles)
+    rows = _telling(table, method, config.report.gallery)
+    pictures = _pictures(asked, rows)
+
+    def column(name: str) -> list[Any] | None:
+        return _short(table[name]) if name in table else None
+
+    return {
+        "method": method,
+        "methods": [{"name": name, "title": titles[name]} for name in names],
+        "risk": results["settings"]["risk"],
+        "risks": results["risks"],
+        "rules": results["rules"],
+        "auroc": {
+            name: None if row["auroc"] is None else row["auroc"]["estimate"]
+            for name, row in results["slices"][0]["methods"].items()
+        },
+        "id": list(table["query_id"]),
+        "wrong": [int(one) for one in table["wrong"]],
+        "question": [one.query.question for one in asked],
+        "answer": [one.samples.answer or "" for one in asked],
+        "references": [list(dict.fromkeys(one.query.references)) for one in asked],
+        "samples": [Counter(one.samples.texts).most_common() for one in asked],
+        "picture": pictures,
+        "gallery": rows,
+        "columns": {name: _names(asked, name) for name in config.evaluate.slices},
+        "u": {name: column(f"{name}.u") for name in names},
+        "p": {name: column(f"{name}.p_wrong") for name in names},
+        "compared": {
+            name: {
+                # exact: it is compared with a threshold
+                "u": _exact(table.get(f"{name}.u_guaranteed", table[f"{name}.u"])),
+                "p": _exact(table.get(f"{name}.p_guaranteed", table[f"{name}.p_wrong"])),
+            }
+            for name in names
+        },
+        "novelty": {name: _exact(table.get(f"{name}.novelty")) for name in names},
+        "own": _own(table, method),
+    }
+
+
+def _exact(values: Any) -> list[float | None] | None:
+    """As they are; None where there is no number."""
+    if values is None:
+        return None
+    return [float(v) if v is not None and np.isfinite(v) else None for v in values]
+
+
+def _short(values: Any) -> list[float | None]:
+    """Five significant digits, for charts; None where there is no number."""
+    return [None if v is None else float(f"{v:.5g}") for v in _exact(values) or []]
+
+
+def _names(asked: Sequence[Shown], column: str) -> list[str]:
+    return [str(one.query.metadata.get(column, "")) for one in asked]
+
+
+def _own(table: Mapping[str, Sequence[Any]], method: str) -> dict[str, Any] | None:
+    """Prior, likelihood and posterior of each query, and why it is unsure; None of a score."""
+    if f"{method}.m0" not in table:
+        return None
+    m0, sigma0, evidence, intercept, slope, tau2, m_post, sigma_post = (
+        np.array(table[f"{method}.{name}"], dtype=np.float64)
+        for name in (
+            "m0", "sigma0", "evidence", "intercept", "slope", "tau2", "m_post", "sigma_post",
+        )
+    )  # fmt: skip
+    bars = [name for name in table if name.startswith(f"{method}.bar_")]
+    size = len(m0)
+    return {
+        "m0": _short(m0),
+        "sigma0": _short(sigma0),
+        "u_hat": _short((evidence - intercept) / slope),
+        "tau": _short(np.sqrt(tau2) / np.abs(slope)),
+        "m_post": _short(m_post),
+        "sigma_post": _short(sigma_post),
+        "bars": {name.partition(".bar_")[2]: _short(table[name]) for name in bars},
+        "cause": list(table.get(f"{method}.cause", [""] * size)),
+        "why": list(table.get(f"{method}.why", [""] * size)),
+    }
+
+
+def _telling(table: Mapping[str, Sequence[Any]], method: str, most: int) -> list[int]:
+    """Rows of the gallery in order; of too many those whose label surprises most."""
+    wrong = np.array(table["wrong"], dtype=np.float64)
+    surprise = np.abs(wrong - np.array(table[f"{method}.p_wrong"], dtype=np.float64))
+    chosen = np.argsort(-surprise, kind="stable")[:most]
+    return [int(row) for row in np.sort(chosen)]
+
+
+def _pictures(asked: Sequence[Shown], rows: Sequence[int]) -> list[str]:
+    """Data URLs of the gallery's pictures, smaller ones where all would be too much."""
+    shown = [row for row in rows if asked[row].query.images]
+    side, found = SIDE, {}
+    for _ in range(4):
+        found = {row: thumbnail(asked[row].query.images[0], side=side) for row in shown}
+        total = sum(map(len, found.values()))
+        if total <= MOST_PICTURES:
+            break
+        side = max(24, int(side * min(0.8, (MOST_PICTURES / total) ** 0.5)))
+    urls = [""] * len(asked)
+    for row, data in found.items():
+        if data:
+            urls[row] = f"data:image/webp;base64,{base64.b64encode(data).decode()}"
+    return urls
+
+
+def made_by(work: Work) -> dict[str, Any]:
+    """Config, versions, seeds, date: how the numbers came about."""
+    sampled, measured = (runs.read_manifest(work.run, stage) for stage in ("sample", "evaluate"))
+    config = work.config
+    facts = {
+        "model": config.sample.model,
+        "samples": f"{config.sample.n} a query, temperature {config.sample.temperature}",
+        "seeds": f"sampling {config.sample.seed}, calibration {config.calibrate.seed}, "
+        f"intervals {config.evaluate.seed}",
+        "sampled on": "" if sampled is None else sampled.date,
+        "measured with": "" if measured is None else f"fusevlm {measured.fusevlm}{commit()}",
+        "Python": platform.python_version(),
+        **{name: _version(name) for name in ("numpy", "scipy", "torch", "transformers")},
+    }
+    return {
+        "fusevlm": __version__,
+        "facts": {name: value for name, value in facts.items() if value},
+        "config": as_toml(config),
+    }
+
+
+def _version(package: str) -> str:
+    """Of an installed package, which is not imported for that."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return ""

@@ -2,29 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from fusevlm import checks
 from fusevlm.checks import FloatArray
-from fusevlm.config import Config, SampleConfig, used_devices
-from fusevlm.errors import InputError
+from fusevlm.config import used_devices
+from fusevlm.errors import ArtefactError, InputError
 from fusevlm.fuse.estimator import Fuse
 from fusevlm.fuse.evidence import response_rows
 from fusevlm.models.devices import CPU, need_device
-from fusevlm.models.protocol import SHORT_ANSWER, Decoding, Model
+from fusevlm.models.protocol import SHORT_ANSWER, Decoding, Model, Paid
 from fusevlm.models.registry import load_model, local_input
 from fusevlm.models.temperatures import parse
 from fusevlm.pipeline.data import read_asked
-from fusevlm.pipeline.run import Progress, Work
-from fusevlm.store.files import read_json, save_json
-from fusevlm.store.generations import KIND, Whiten, write_generations
-from fusevlm.store.parts import Parts
-from fusevlm.types import Query, Samples
+from fusevlm.pipeline.parts import NEVER, Piece, Progress, fill, open_pieces
+from fusevlm.pipeline.run import Work
+from fusevlm.settings import Config
+from fusevlm.store.files import read_sealed, save_sealed
+from fusevlm.store.generations import KIND, Whiten, pack_generations
+from fusevlm.store.journal import Journal
+from fusevlm.store.parts import Part, Parts
+from fusevlm.store.runs import SERVER
+from fusevlm.types import Generation, Query, Samples
 
 PART = "vlm"
-SERVER = "server.json"  # what a server gave, and what was used of it
+CALLS = "calls.jsonl"  # ends the name of a journal of answers that were paid for
 
 
 def inputs(config: Config) -> dict[str, Path]:
@@ -42,8 +47,8 @@ def make(work: Work) -> dict[str, int]:
         need_device(device, key)  # also of later stages: a model that cannot load is found out now
     queries = read_asked(work.run)
     parts = Parts(work.folder("sample"), KIND)
-    model = load_sampler(sample)
-    try:
+    if open_pieces(parts, queries, sample.batch, work.again):
+        model = load_sampler(work.config, before=read_server(work.run, "sample"))
         sample_parts(
             parts,
             model,
@@ -53,31 +58,17 @@ def make(work: Work) -> dict[str, int]:
             batch=sample.batch,
             half=sample.half,
             gram=_whitened_gram(Fuse.load(sample.gram)) if sample.gram else None,
+            again=work.again,
             progress=work.progress,
         )
-    finally:
-        spent = _note_server(work.folder("sample") / SERVER, model)
     return {
         "queries": parts.total("queries"),
         "failed": parts.total("failed"),
+        "passing": parts.total("passing"),
         "samples": parts.total("queries") * sample.n,
         "near_boundary": parts.total("near_boundary"),
-        **spent,
+        **spent(read_server(work.run, "sample")),
     }
-
-
-def _note_server(path: Path, model: Model) -> dict[str, int]:
-    """Add what a server gave this time to what it gave before; calls and tokens of all times.
-
-    Only models behind a server describe themselves.
-    """
-    describe = getattr(model, "describe", None)
-    if describe is None:
-        return {}
-    before = read_json(path, "Make it again: --redo sample.") if path.exists() else {}
-    sessions = [*before.get("sessions", ()), describe()]
-    save_json(path, {"sessions": sessions})
-    return {what: sum(int(s[what]) for s in sessions) for what in ("calls", "tokens")}
 
 
 def sample_parts(
@@ -90,28 +81,94 @@ def sample_parts(
     batch: int = 8,
     half: bool = False,
     gram: Whiten | None = None,
-    progress: Progress = lambda done, total: None,
+    again: str = NEVER,
+    progress: Progress = lambda *_: None,
 ) -> None:
-    """Sample what is missing, ``batch`` queries a part.
+    """Sample what is missing, ``batch`` queries at a time, and ``again`` what failed.
 
-    Parts are cut by position, so a resumed run has the batch layout of an uninterrupted one and
-    gives the same bytes.
+    Answers that are paid for go to a journal beside their part, which stays while the part has
+    failed queries.
     """
-    for index, some in missing_parts(parts, queries, batch, progress):
-        found = list(model.sample(some, len(temperatures), temperatures, seed))
-        write_generations(parts, index, found, half=half, gram=gram)
+
+    def journal(index: int) -> Path:
+        return parts.folder / f"part-{index:05d}.{CALLS}"
+
+    def make(piece: Piece) -> Part:
+        found: list[Generation] = []
+        with remembering(model, journal(piece.index)):
+            for start in range(0, len(piece.items), batch):
+                some = piece.items[start : start + batch]
+                found += model.sample(some, len(temperatures), temperatures, seed)
+        return pack_generations(found, half=half, gram=gram)
+
+    def kept(index: int) -> None:
+        note_server(parts.folder, model)
+        if not parts.fact(index, "failed"):
+            journal(index).unlink(missing_ok=True)
+        stop_if_halted(model, parts)
+
+    note_server(parts.folder, model)
+    fill(
+        parts, queries, batch, make, again=again, progress=progress, kept=kept,
+        note=lambda: running_cost(model),
+    )  # fmt: skip
 
 
-def missing_parts(parts: Parts, queries: Sequence[Any], batch: int, progress: Progress) -> Any:
-    """(number, queries) of each part that is not there yet; progress counts queries."""
-    done = parts.total("queries")
-    progress(done, len(queries))
-    for index, start in enumerate(range(0, len(queries), batch)):
-        if index not in parts:
-            some = queries[start : start + batch]
-            yield index, some
-            done += len(some)
-            progress(done, len(queries))
+@contextmanager
+def remembering(model: Model, path: Path) -> Iterator[None]:
+    """While open, answers that are paid for are kept in a journal, and found again there."""
+    if not isinstance(model, Paid):
+        yield
+        return
+    model.journal = Journal(path)
+    try:
+        yield
+    finally:
+        model.journal = None
+
+
+def stop_if_halted(model: Model, parts: Parts) -> None:
+    """Stop the stage where asking on would only bring failed queries."""
+    why = model.halted if isinstance(model, Paid) else ""
+    if why:
+        failed = parts.total("failed") if parts.facts else 0
+        raise ArtefactError(
+            f"{parts.folder.name} stopped: {why} What was answered is kept ({failed} queries are "
+            f"still to be answered in the parts that were begun); then give the same command again."
+        )
+
+
+def running_cost(model: Model) -> str:
+    """Calls, tokens and money used so far, in words; nothing of a model that costs nothing."""
+    if not isinstance(model, Paid):
+        return ""
+    used = model.describe()
+    tokens = used["prompt_tokens"] + used["answer_tokens"]
+    money = f", {used['cost']:.2f} spent" if used["cost"] else ""
+    return f"{used['calls']} calls, {tokens} tokens{money}"
+
+
+def note_server(folder: Path, model: Model) -> None:
+    """Write down what a service gives and what was used of it so far, all sessions together."""
+    if isinstance(model, Paid):
+        save_sealed(folder / SERVER, model.describe())
+
+
+def read_server(run: Path, *stages: str) -> dict[str, Any]:
+    """What is noted of the service in the last of the ``stages`` that used one."""
+    for stage in reversed(stages):
+        path = run / stage / SERVER
+        if path.exists():
+            return read_sealed(path, f"Make it again: --redo {stage}.")
+    return {}
+
+
+def spent(noted: Mapping[str, Any]) -> dict[str, int]:
+    """Calls and tokens, where a service was used."""
+    if not noted:
+        return {}
+    tokens = int(noted["prompt_tokens"]) + int(noted["answer_tokens"])
+    return {"calls": int(noted["calls"]), "tokens": tokens}
 
 
 def _whitened_gram(fuse: Fuse) -> Whiten:
@@ -125,8 +182,9 @@ def _whitened_gram(fuse: Fuse) -> Whiten:
     return gram
 
 
-def load_sampler(sample: SampleConfig) -> Model:
-    """The model of a config, ready to sample."""
+def load_sampler(config: Config, *, before: Mapping[str, Any] | None = None) -> Model:
+    """The model of a config, ready to sample; ``before`` is what is noted of its server."""
+    sample = config.sample
     decoding = Decoding(
         prompt=sample.prompt or SHORT_ANSWER,
         max_new_tokens=sample.max_new_tokens,
@@ -148,4 +206,5 @@ def load_sampler(sample: SampleConfig) -> Model:
         options["quantization_config"] = transformers.BitsAndBytesConfig(
             load_in_4bit=sample.quantize == "4bit", load_in_8bit=sample.quantize == "8bit"
         )
-    return load_model(sample.model, decoding, **options)
+    offered = {"server": config.server, "before": before or None, "vllm": config.vllm}
+    return load_model(sample.model, decoding, offered=offered, **options)

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from fusevlm.checks import BoolArray, FloatArray
-from fusevlm.config import AdapterConfig, Config
+from fusevlm.config import prior_statistics
 from fusevlm.data.correctness import is_wrong
 from fusevlm.errors import ArtefactError, InputError
 from fusevlm.pipeline.adapter import check_statistics, read_statistics
@@ -27,6 +27,7 @@ from fusevlm.pipeline.semantics import read_semantics
 from fusevlm.scores import SCORES, compute_scores, needs_of
 from fusevlm.scores.agreement import complement_column, rephrasing_column
 from fusevlm.scores.likelihood import margin_column
+from fusevlm.settings import AdapterConfig, Config
 from fusevlm.store import read_json, read_parquet, save_json, save_parquet
 from fusevlm.store.generations import read_embeddings, read_generations, read_views
 from fusevlm.store.runs import SECONDS, require
@@ -105,14 +106,15 @@ def read_table(
     generations = [found[i] for i in ids]
     samples = [g.samples for g in generations if g.samples is not None]
     meant = read_semantics(run) if needs else {}
+    inputs = _inputs(run, ids, generations, config.sample.prompt_layer)
     fit = np.flatnonzero([q.metadata["split"] == CALIBRATION for q in queries])
     labelled = all(q.references for q in queries)
     table = Queries(
         ids,
         samples,
         wrong=label(queries, samples, config.score.criterion) if labelled else None,
-        prior=_prior(statistics, ids, config.adapter),
-        inputs=_inputs(run, ids, generations, config.sample.prompt_layer),
+        prior=_prior(statistics, ids, config.adapter, "image" in inputs),
+        inputs=inputs,
         views=_views(run, queries),
         columns=_columns(queries, statistics, ids),
         units=[str(q.metadata["unit"]) for q in queries],
@@ -179,14 +181,16 @@ def evidence_needs(names: Sequence[str]) -> set[str]:
 
 
 def _prior(
-    statistics: Mapping[str, Mapping[str, float]], ids: Sequence[str], adapter: AdapterConfig
+    statistics: Mapping[str, Mapping[str, float]],
+    ids: Sequence[str],
+    adapter: AdapterConfig,
+    pictures: bool,
 ) -> dict[str, FloatArray]:
     """The statistic that is ``s``, and those beside it under their own names."""
-    check_statistics(adapter, next(iter(statistics.values())))
-    named = {"s": adapter.statistic, **{name: name for name in adapter.statistics}}
+    check_statistics(adapter, next(iter(statistics.values())), pictures=pictures)
     return {
         name: np.array([statistics[i][own] for i in ids], dtype=np.float64)
-        for name, own in named.items()
+        for name, own in prior_statistics(adapter, pictures=pictures).items()
     }
 
 

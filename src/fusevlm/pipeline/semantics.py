@@ -9,27 +9,38 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import closing
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from fusevlm.config import Config
-from fusevlm.models.registry import local_input, model_folder
+from fusevlm.errors import InputError
+from fusevlm.models.protocol import Model, Paid
+from fusevlm.models.registry import local_input, model_folder, split_source
 from fusevlm.pipeline.data import read_asked
+from fusevlm.pipeline.parts import Piece, fill
 from fusevlm.pipeline.run import Work
-from fusevlm.pipeline.sample import load_sampler, missing_parts
+from fusevlm.pipeline.sample import (
+    load_sampler,
+    note_server,
+    read_server,
+    spent,
+    stop_if_halted,
+)
 from fusevlm.scores import SCORES, needs_of
 from fusevlm.semantics.find import PARTS, Tools, find_semantics
+from fusevlm.settings import Config
 from fusevlm.store.generations import read_generations
-from fusevlm.store.parts import Parts, read_parts
+from fusevlm.store.journal import Journal
+from fusevlm.store.parts import Part, Parts, read_parts
 from fusevlm.store.runs import require
 from fusevlm.types import Semantics
 
 KIND, GENERATOR = "fusevlm.semantics", "question_generator"
-CACHE = Path("cache") / "pairs.sqlite"  # of the run, so that --redo semantics judges nothing twice
+# of the run, so that --redo semantics judges nothing and pays for nothing twice
+CACHE, PAID = Path("cache") / "pairs.sqlite", Path("cache") / "semantics.calls.jsonl"
 BATCH = 100  # queries a part
+CLOSED = ("openai", "vllm")  # models whose prompts and logits are not at hand
 
 
 def inputs(config: Config) -> dict[str, Path]:
@@ -41,6 +52,19 @@ def inputs(config: Config) -> dict[str, Path]:
     if "nli" in (wanted.meanings, wanted.similarity) and Path(wanted.nli).is_dir():
         found["semantics.nli"] = Path(wanted.nli)
     return found
+
+
+def check(config: Config) -> None:
+    """Refuse what needs a model's own logits of one that does not show them."""
+    name, _ = split_source(config.sample.model)
+    wanted = config.semantics
+    keys = {"semantics.p_true": wanted.p_true, "semantics.rephrase": wanted.rephrase == "prompt"}
+    for key, asked in keys.items():
+        if asked and name in CLOSED:
+            raise InputError(
+                f"{key} needs a Hugging Face model, and sample.model is {config.sample.model!r}. "
+                f"Leave it out."
+            )
 
 
 def make(work: Work) -> dict[str, int]:
@@ -56,17 +80,35 @@ def make(work: Work) -> dict[str, int]:
     if config.semantics.complement != "none":
         needed |= {"complement"}
     parts = Parts(work.folder("semantics"), KIND)
+    opened: list[Model] = []
     tools = Tools(
         config.semantics,
-        load_vlm=partial(load_sampler, config.sample),
+        load_vlm=lambda: _opened(work, opened),
         generator=lambda name: model_folder(name, GENERATOR),
         cache=work.run / CACHE,
     )
+
+    def make(piece: Piece) -> Part:
+        known = find_semantics(tools, piece.items, needed)
+        for model in opened:
+            note_server(parts.folder, model)
+            stop_if_halted(model, parts)  # else what was not answered would be missing for ever
+        rows, arrays = _packed([q.id for q, _ in piece.items], known)
+        return Part(rows, arrays, {"queries": len(piece.items)})
+
     with closing(tools):
-        for index, batch in missing_parts(parts, found, BATCH, work.progress):
-            rows, arrays = _packed([q.id for q, _ in batch], find_semantics(tools, batch, needed))
-            parts.write(index, rows, arrays, {"queries": len(batch)})
-    return {"queries": len(found)}
+        fill(parts, found, BATCH, make, progress=work.progress)
+    return {"queries": len(found), **spent(read_server(work.run, "semantics"))}
+
+
+def _opened(work: Work, opened: list[Model]) -> Model:
+    """The model of the run, added to ``opened``; answers that are paid for are kept in the run."""
+    noted = read_server(work.run, "sample", "semantics")
+    model = load_sampler(work.config, before=noted)
+    if isinstance(model, Paid):
+        model.journal = Journal(work.run / PAID)
+    opened.append(model)
+    return model
 
 
 def _packed(

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fusevlm import checks
-from fusevlm.config import TRAIN, AdapterConfig, Config, as_tree, make_config
+from fusevlm.config import as_tree, make_config
 from fusevlm.pipeline.run import Work, settings_of
 from fusevlm.priors.gp.options import Options, resolve
+from fusevlm.settings import TRAIN, AdapterConfig, Config
 from fusevlm.store.checkpoints import remove_numbered
 from fusevlm.store.pairs import open_pairs
 from fusevlm.store.runs import require

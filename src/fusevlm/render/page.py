@@ -1,18 +1,21 @@
-"""One self-contained HTML page: figures, plots and example queries. Everything is escaped."""
+"""One self-contained HTML page of a run: a risk to move, charts, tables, a gallery of queries.
+
+Templates, style and script lie in ``assets``; the libraries that draw the charts come with them, so
+that nothing is loaded from elsewhere. Text of a run is escaped by the template or written by the
+script as text, never as HTML.
+"""
 
 from __future__ import annotations
 
-import base64
-import re
+import json
 from collections.abc import Mapping, Sequence
-from html import escape
+from pathlib import Path
 from typing import Any
 
-from fusevlm.render.examples import HOW, Example, numbers, sections
-from fusevlm.render.plots import INK
-from fusevlm.render.results import ANSWERED
+from fusevlm.checks import extra
 
-METRICS = {"auroc": "AUROC", "aurac": "AURAC", "ece": "ECE", **ANSWERED}
+ASSETS = Path(__file__).parent / "assets"
+LIBRARIES = ("d3.min.js", "plot.min.js")
 # figure of a run: its title
 TITLES = {
     "fuse-ntl": "The score against next-token likelihood (the paper's Fig. 1)",
@@ -23,129 +26,107 @@ TITLES = {
     "densities": "Scores of right and wrong answers",
     "qualitative": "Successes and failures",
 }
-WIDE = ("fuse-ntl",)  # over all columns of the page
-NOT_INLINE = ("qualitative",)  # its examples are on the page as text
-STYLE = """
-:root{color-scheme:light dark;--ink:#1b1f24;--dim:#5b646e;--line:#d5dae0;--back:#fff;--card:#f6f8fa;
---good:#1f7a4d;--bad:#b3362a}
-@media(prefers-color-scheme:dark){:root{--ink:#e6e9ec;--dim:#9aa4ae;--line:#3a424b;--back:#15181c;
---card:#1d2227;--good:#57c08c;--bad:#f08a7d}}
-body{margin:0 auto;max-width:72rem;padding:1.5rem;background:var(--back);color:var(--ink);
-font:15px/1.5 system-ui,sans-serif}
-h1{font-size:1.5rem}h2{font-size:1.15rem;margin-top:2.2rem}p{max-width:46rem}
-.wide{overflow-x:auto}table{border-collapse:collapse;font-variant-numeric:tabular-nums}
-th,td{padding:.25rem .7rem;text-align:right;border-bottom:1px solid var(--line);white-space:nowrap}
-th{font-weight:600}th:first-child,td:first-child{text-align:left}small{color:var(--dim)}
-.plots,.examples{display:grid;gap:1rem;grid-template-columns:repeat(auto-fill,minmax(20rem,1fr))}
-.plots svg{width:100%;height:auto}.card{background:var(--card);padding:1rem;border-radius:.5rem}
-.card img{width:8rem;max-height:8rem;object-fit:contain;image-rendering:pixelated;float:right}
-.card h4{margin:0 0 .4rem;font-size:1rem;overflow-wrap:anywhere}.card ul{padding-left:1.1rem}
-.answer{color:var(--good)}.abstain{color:var(--bad)}.plots .all{grid-column:1/-1}
-.successes{border-left:.3rem solid var(--good)}.failures{border-left:.3rem solid var(--bad)}
-"""
+# columns of the methods' table
+METRICS = {"auroc": "AUROC", "ece": "ECE", "brier": "Brier", "aurac": "AURAC"}
 
 
-def render_page(
-    name: str,
-    results: Mapping[str, Any],
-    figures: Mapping[str, str],
-    groups: Mapping[str, Sequence[Example]],
-    method: str,
-    left_out: Mapping[str, str] | None = None,
-    *,
-    pdf: bool = True,
-) -> str:
-    """The page as text; ``figures`` are SVG by name, ``left_out`` what is not drawn and why."""
-    whole = results["slices"][0]
-    settings = results["settings"]
-    parts = [
-        f"<h1>{escape(name)}</h1>",
-        f"<p>{whole['queries']} test queries, {whole['wrong']} answered wrongly; accuracy without "
-        f"abstaining {_figure(whole['base_accuracy'])}. Wanted risk {settings['risk']:g}; with the "
-        f"guarantee it holds with probability {1 - settings['delta']:g} over calibration sets. "
-        f"Intervals: {settings['level']:.0%} bootstrap over units (queries of one image).</p>",
-        "<h2>Methods</h2>",
-        _table(
-            ["method", *METRICS.values()],
-            [[m, *[_figure(t.get(k)) for k in METRICS]] for m, t in whole["methods"].items()],
-        ),
-        "<h2>Figures</h2>",
-        '<div class="plots">',
-        *[_plot(key, svg) for key, svg in figures.items() if key not in NOT_INLINE],
-        "</div>",
-        _index(figures, left_out or {}, pdf=pdf),
-        *_slices(results),
-        *_causes(results.get("causes", {})),
-        *_examples(groups, method),
-    ]
-    body = "\n".join(parts)
-    return (
-        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        '<meta name="viewport" content="width=device-width,initial-scale=1">\n'
-        f"<title>{escape(name)} – fusevlm</title>\n<style>{STYLE}</style>\n</head>\n"
-        f"<body>\n{body}\n</body>\n</html>\n"
+def render(template: str, script: str, data: Mapping[str, Any], shown: Mapping[str, Any]) -> str:
+    """A page: ``shown`` goes into its template, ``data`` to its script."""
+    jinja = extra("jinja2", "a report", "report")
+    markup = extra("markupsafe", "a report", "report").Markup
+    environment = jinja.Environment(
+        loader=jinja.FileSystemLoader(ASSETS), autoescape=True, trim_blocks=True, lstrip_blocks=True
     )
+    made: str = environment.get_template(template).render(
+        **shown,
+        css=markup(_read("report.css")),
+        data=markup(as_json(data)),
+        libraries=markup("\n".join(_script(name) for name in LIBRARIES)),
+        script=markup(_script(script)),
+    )
+    return made
 
 
-def _figure(row: Mapping[str, Any] | None) -> str:
-    """Estimate and interval as HTML."""
+def as_json(data: Any) -> str:
+    """JSON that a script element can hold: nothing in it ends the element or begins a comment."""
+    text = json.dumps(data, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    for sign in "<>&\u2028\u2029":
+        text = text.replace(sign, f"\\u{ord(sign):04x}")
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+def _read(name: str) -> str:
+    return (ASSETS / name).read_text(encoding="utf-8")
+
+
+def _script(name: str) -> str:
+    """A script as the inside of an element, which nothing in its strings may end."""
+    return _read(name).replace("</script", "<\\/script").replace("<!--", "<\\!--")
+
+
+def figure(row: Mapping[str, Any] | None) -> dict[str, str]:
+    """Estimate and interval as a cell shows them."""
     if row is None:
-        return "–"
+        return {"value": "–"}
     if row["low"] is None:
-        return f"{row['estimate']:.3f}"
-    return f"{row['estimate']:.3f} <small>{row['low']:.3f}…{row['high']:.3f}</small>"
+        return {"value": f"{row['estimate']:.3f}"}
+    return {"value": f"{row['estimate']:.3f}", "range": f"{row['low']:.3f}…{row['high']:.3f}"}
 
 
-def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """The first cell of a row is text and is escaped; the others are made here."""
-    head = "".join(f"<th>{escape(cell)}</th>" for cell in header)
-    body = "\n".join(
-        f"<tr><td>{escape(first)}</td>{''.join(f'<td>{cell}</td>' for cell in rest)}</tr>"
-        for first, *rest in rows
-    )
-    return f'<div class="wide"><table><tr>{head}</tr>\n{body}</table></div>'
+def difference(row: Mapping[str, Any] | None) -> dict[str, str]:
+    """A paired difference with its interval."""
+    if row is None:
+        return {"value": "–"}
+    return {"value": f"{row['difference']:+.3f}", "range": f"{row['low']:+.3f}…{row['high']:+.3f}"}
 
 
-def _plot(key: str, svg: str) -> str:
-    """The SVG element alone, its ink following the page's colour."""
-    element = svg[svg.index("<svg") :].replace(INK, "currentColor")
-    # matplotlib's ids repeat from figure to figure
-    element = re.sub(r'( id="|href="#|url\(#)', rf"\g<1>{key}-", element)
-    kind = "card all" if key in WIDE else "card"
-    return f'<figure class="{kind}"><figcaption>{TITLES[key]}</figcaption>{element}</figure>'
-
-
-def _index(figures: Mapping[str, str], left_out: Mapping[str, str], *, pdf: bool) -> str:
-    """The files beside the page, and what could not be drawn."""
-    files = "".join(f"<li>{TITLES[key]}: <code>{key}.svg</code></li>" for key in figures)
-    gone = "".join(
-        f"<li>{escape(TITLES.get(key, key))}: left out, {escape(why)}</li>"
-        for key, why in left_out.items()
-    )
-    also = ", each as <code>.pdf</code> too" if pdf else ""
-    return f"<p>Files beside this page{also}:</p><ul>{files}{gone}</ul>"
-
-
-def _slices(results: Mapping[str, Any]) -> list[str]:
-    cuts = results["slices"][1:]
-    if not cuts:
-        return []
-    methods = list(cuts[0]["methods"])
+def methods_table(
+    results: Mapping[str, Any], titles: Mapping[str, str], chosen: str
+) -> dict[str, Any]:
+    """All methods with their figures, certified coverages, and difference to the best baseline."""
+    whole = results["slices"][0]["methods"]
+    risks = results["settings"]["risks"]
+    best = results.get("best_baseline", "")
+    versus = f"AUROC − {titles.get(best, best)}" if best else ""
     rows = [
-        [
-            cut["slice"],
-            str(cut["queries"]),
-            _figure(cut["base_accuracy"]),
-            *[_figure(cut["methods"][m]["auroc"]) for m in methods],
-        ]
+        {
+            "title": titles[name],
+            "chosen": name == chosen,
+            "cells": [
+                *(figure(row.get(metric)) for metric in METRICS),
+                *(figure(row.get(f"certified_{risk:g}")) for risk in risks),
+                *([difference(results["differences"].get(name))] if versus else []),
+            ],
+        }
+        for name, row in whole.items()
+    ]
+    certified = [f"certified at {risk:.3g}" for risk in risks]
+    return {"header": ["method", *METRICS.values(), *certified, *filter(None, [versus])],
+            "rows": rows}  # fmt: skip
+
+
+def slices_table(results: Mapping[str, Any], titles: Mapping[str, str]) -> dict[str, Any]:
+    """AUROC of every method in every slice."""
+    cuts = results["slices"][1:]
+    names = list(results["slices"][0]["methods"])
+    rows = [
+        {
+            "title": cut["slice"],
+            "cells": [
+                {"value": str(cut["queries"])},
+                figure(cut["base_accuracy"]),
+                *(figure(cut["methods"][name]["auroc"]) for name in names),
+            ],
+        }
         for cut in cuts
     ]
-    header = ["slice", "queries", "accuracy", *[f"AUROC, {m}" for m in methods]]
-    return ["<h2>Slices</h2>", _table(header, rows)]
+    header = ["slice", "queries", "accuracy", *(f"AUROC, {titles[name]}" for name in names)]
+    return {"header": header, "rows": rows}
 
 
-def _causes(causes: Mapping[str, Any]) -> list[str]:
-    parts = []
+def causes_tables(causes: Mapping[str, Any], titles: Mapping[str, str]) -> list[dict[str, Any]]:
+    """Do the sources of uncertainty speak of their own causes? As far as these are known."""
+    found = []
     if "prior_by_severity" in causes:
         table = causes["prior_by_severity"]
         levels = sorted({level for row in table for level in row["levels"]})
@@ -153,47 +134,65 @@ def _causes(causes: Mapping[str, Any]) -> list[str]:
         for row in table:
             means = dict(zip(row["levels"], row["mean_s"], strict=True))
             rank = "–" if row["spearman"] is None else f"{row['spearman']:.2f}"
-            rows.append([row["corruption"], rank, *[_figure(means.get(at)) for at in levels]])
-        header = ["corruption", "Spearman", *[f"severity {at:g}" for at in levels]]
-        parts += ["<h2>Mean prior statistic s by severity</h2>", _table(header, rows)]
+            cells = [{"value": rank}, *(figure(means.get(level)) for level in levels)]
+            rows.append({"title": row["corruption"], "cells": cells})
+        header = ["corruption", "Spearman", *(f"severity {level:g}" for level in levels)]
+        found.append(
+            {"title": "Mean prior statistic s by severity", "header": header, "rows": rows}
+        )
     if "against_in_distribution" in causes:
         rows = [
-            [
-                f"{row['group']}: {row['queries']}",
-                f"{row['n']} / {row['n_reference']}",
-                _figure(row["evidence"]),
-                _figure(row["p_wrong"]),
-            ]
+            {
+                "title": f"{row['group']}: {row['queries']}",
+                "cells": [
+                    {"value": f"{row['n']} / {row['n_reference']}"},
+                    figure(row["evidence"]),
+                    figure(row["p_wrong"]),
+                ],
+            }
             for row in causes["against_in_distribution"]
         ]
-        header = ["group", "queries", "evidence", "P(wrong)"]
-        title = f"Difference to queries in distribution, {escape(causes['method'])}"
-        parts += [f"<h2>{title}</h2>", _table(header, rows)]
-    return parts
+        name = causes["method"]
+        found.append(
+            {
+                "title": f"Difference to queries in distribution, {titles.get(name, name)}",
+                "header": ["group", "queries", "evidence", "P(wrong)"],
+                "rows": rows,
+            }
+        )
+    return found
 
 
-def _examples(groups: Mapping[str, Sequence[Example]], method: str) -> list[str]:
-    """Cards by group, successes before failures."""
-    parts = [f"<h2>Examples</h2><p>{HOW} By {escape(method)}.</p>"]
-    for kind, found in sections(groups):
-        parts.append(f"<h2>Examples: {kind}</h2>" if found else "")
-        for group, examples in found:
-            cards = "\n".join(_card(example, kind) for example in examples)
-            parts.append(f'<h3>{group}</h3><div class="examples">{cards}</div>')
-    return parts
-
-
-def _card(example: Example, kind: str) -> str:
-    data = base64.b64encode(example.picture).decode()
-    image = f'<img alt="" src="data:image/png;base64,{data}">' if data else ""
-    said = "".join(f"<li>{count} × {escape(text)}</li>" for text, count in example.samples)
-    verdict = "wrong" if example.wrong else "right"
-    truth = " / ".join(dict.fromkeys(example.references))
-    decision = escape(example.decision)
-    reason = f" <small>{escape(example.reason)}</small>" if example.reason else ""
-    return (
-        f'<div class="card {kind}">{image}<h4>{escape(example.question)}</h4>'
-        f"<div>{escape(example.answer)} <small>{verdict}; reference {escape(truth)}</small></div>"
-        f"<ul>{said}</ul><div>{' · '.join(numbers(example))} · "
-        f'<b class="{decision}">{decision or "–"}</b>{reason}</div></div>'
+def headline(results: Mapping[str, Any], chosen: str, title: str, model: str) -> dict[str, Any]:
+    """What was asked, and the run's own certified figures."""
+    whole, settings = results["slices"][0], results["settings"]
+    row = whole["methods"][chosen]
+    sure = f"holds with probability {1 - settings['delta']:g}"
+    cards = [
+        {"title": f"answered at risk ≤ {risk:.3g}", "value": _share(row.get(f"certified_{risk:g}")),
+         "note": f"of the test queries, by {title}; {sure}"}
+        for risk in settings["risks"]
+    ]  # fmt: skip
+    cards.append(
+        {"title": "right if all are answered", "value": _share(whole["base_accuracy"]),
+         "note": f"{whole['queries'] - whole['wrong']} of {whole['queries']}"}
+    )  # fmt: skip
+    auroc = figure(row["auroc"])
+    cards.append({"title": "AUROC", "value": auroc["value"], "note": auroc.get("range", "")})
+    asked = (
+        f"{whole['queries']} test queries were asked of {model}; {whole['wrong']} answers are "
+        f"wrong. When can its answers be trusted?"
     )
+    return {"asked": asked, "cards": cards}
+
+
+def _share(row: Mapping[str, Any] | None) -> str:
+    return "–" if row is None else f"{row['estimate']:.1%}"
+
+
+def files_of(names: Sequence[str], kinds: Mapping[str, Sequence[str]]) -> list[dict[str, Any]]:
+    """The files of each figure beside the page."""
+    return [
+        {"title": TITLES[name], "names": [f"{name}.{kind}" for kind in kinds[name]]}
+        for name in names
+    ]

@@ -63,12 +63,17 @@ class Drawing:
         """With its letters embedded, for LaTeX."""
         return self._saved("pdf", UNDATED)
 
-    def _saved(self, kind: str, metadata: Mapping[str, None]) -> bytes:
+    def png(self) -> bytes:
+        """For slides and chats, at 200 points an inch on white."""
+        return self._saved("png", {"Software": None}, transparent=False, dpi=200)
+
+    def _saved(self, kind: str, metadata: Mapping[str, None], **options: Any) -> bytes:
         out = io.BytesIO()
         with _styled(), warnings.catch_warnings():
             # a script that the font lacks: readable in the SVG, boxes in the PDF
             warnings.filterwarnings("ignore", message="Glyph .* missing from font")
-            self.figure.savefig(out, format=kind, transparent=True, metadata=metadata)
+            chosen = {"transparent": True, **options}
+            self.figure.savefig(out, format=kind, metadata=metadata, **chosen)
         return out.getvalue()
 
 
@@ -85,6 +90,20 @@ def draw_plots(
         for name, (plot, size) in PLOTS.items()
         if names is None or name in names
     }
+
+
+def plot_data(name: str, lines: Mapping[str, Line], wrong: BoolArray) -> dict[str, list[Any]]:
+    """The numbers of a plot as columns, a row per point; nothing where it is undefined."""
+    found: dict[str, list[Any]] = {}
+    try:
+        for title, line in lines.items():
+            points = {key: np.asarray(values) for key, values in DATA[name](line, wrong).items()}
+            size = len(next(iter(points.values())))
+            for key, values in {"method": [title] * size, **points}.items():
+                found.setdefault(key, []).extend(np.asarray(values).tolist())
+    except UndefinedMetricError:
+        return {}
+    return found
 
 
 def draw(size: tuple[float, float], plot: Callable[[Any], None]) -> Drawing:
@@ -210,6 +229,26 @@ def _densities(figure: Any, lines: Mapping[str, Line], wrong: BoolArray) -> None
     for axes in panels[len(lines) :]:
         axes.set_visible(False)
     legend(figure, figure.axes[0])
+
+
+# name: its numbers, of one method
+DATA: dict[str, Callable[[Line, BoolArray], Mapping[str, Any]]] = {
+    "roc": lambda line, wrong: _fields(metrics.roc_curve(line.u, wrong), "fpr", "tpr"),
+    "reliability": lambda line, wrong: _fields(
+        metrics.reliability(line.p_wrong, wrong, n_bins=N_BINS), "mean_p", "error_rate", "count"
+    ),
+    "rejection-accuracy": lambda line, wrong: _fields(
+        metrics.rejection_accuracy(line.u, wrong), "rejection", "accuracy"
+    ),
+    "risk-coverage": lambda line, wrong: _fields(
+        metrics.risk_coverage(line.u, wrong), "coverage", "risk"
+    ),
+    "densities": lambda line, wrong: {"u": line.u, "wrong": wrong.astype(int)},
+}
+
+
+def _fields(curve: Any, *names: str) -> dict[str, Any]:
+    return {name: getattr(curve, name) for name in names}
 
 
 # name: how it is drawn, and its size in inches

@@ -93,6 +93,7 @@ class Place:
     base_accuracy: Figure
     best_baseline: str
     meanings: str  # how it was told which samples say the same
+    rounds: Mapping[str, Any] = field(default_factory=dict)  # what samples cost and bring
 
 
 @dataclass(frozen=True)

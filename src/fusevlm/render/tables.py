@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from fusevlm.render import costs
 from fusevlm.render.results import (
     ANSWERED,
     CONVENTIONS,
@@ -51,6 +52,8 @@ def terminal(results: Results) -> str:
         blocks.append("\n".join([head, layout(header, rows), *missing]))
         columns = ["method", *(heading for heading, _ in CONVENTIONS.values())]
         blocks.append(f"{place.name}: {CONVENTIONS_SAY}\n{layout(columns, others)}")
+        for what, heads, table in costs.tables(place.rounds) if place.rounds else ():
+            blocks.append(f"{place.name}: {what}\n{layout(heads, table)}")
     return "\n\n".join(blocks)
 
 
@@ -107,6 +110,9 @@ def markdown(results: Results) -> str:
             parts += [f"- {row.title}: fused minus this, AUROC {signed(gain)}" for row in sources
                       if (gain := row.cells[place.name].gain) is not None]  # fmt: skip
             parts.append("")
+        for what, named, table in costs.tables(place.rounds) if place.rounds else ():
+            parts += [f"### {place.name}: cost and coverage\n", what + "\n", _pipe(named)]
+            parts += ["|---" * len(named) + "|", *(_pipe(row) for row in table), ""]
     notes = [f"- **{row.title}** ({row.group}): {row.note}" for row in results.rows if row.note]
     if notes:
         parts += ["## Notes\n", *notes, ""]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from fusevlm.render import costs
 from fusevlm.render.results import ANSWERED, CONVENTIONS, CONVENTIONS_SAY
 
 
@@ -33,6 +34,8 @@ def results_text(results: Mapping[str, Any]) -> str:
     if results["gains"]:
         parts += ["AUROC of both sources fused minus that of one alone, paired",
                   _gains(results["gains"])]  # fmt: skip
+    for what, header, rows in costs.tables(results["rounds"]):
+        parts += [what, layout(header, rows)]
     parts += [f"absent: {name} ({why})" for name, why in results["absent"].items()]
     if len(results["slices"]) > 1:
         parts += ["AUROC in slices", _slices(results["slices"])]

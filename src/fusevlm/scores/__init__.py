@@ -80,7 +80,7 @@ SCORES: dict[str, Score] = {
         Score(
             "frequency_answer",
             "1 − frequency of the answer",
-            ("answer",),
+            ("answer", "texts"),
             agreement.frequency_answer,
         ),
         Score("frequency_top", "1 − top frequency", ("texts",), agreement.frequency_top),

@@ -34,6 +34,8 @@ NEEDS: dict[str, str] = {
     "sample_wrong": "labels of the samples: references to the queries, and score.criterion",
 }
 _OF_SAMPLES = {field.name for field in fields(Samples)}
+# what is known of each sample: nothing where none was drawn
+_OF_EACH = ("texts", "token_logprobs", "embeddings", "middle", "meanings", "similarity")
 
 
 @dataclass(frozen=True)
@@ -63,7 +65,8 @@ def missing_reason(queries: Queries, needs: Sequence[str]) -> str:
         found = _find(queries, need)
         without = [i for i, value in enumerate(found) if value is None]
         if len(without) == len(found):
-            return f"the run has no {need}; it takes {NEEDS[need]}"
+            takes = "sample.n above 0" if not any(map(len, queries.samples)) else NEEDS[need]
+            return f"the run has no {need}; it takes {takes if need in _OF_EACH else NEEDS[need]}"
         if without:
             first = queries.ids[without[0]]
             return f"{len(without)} of {len(queries)} queries have no {need} (first: {first})"
@@ -84,11 +87,16 @@ def _find(queries: Queries, need: str) -> Any:
         value = getattr(queries, need)
         return () if value is None else value
     if need == "middle":
-        return queries.states.get(need, ())
+        return queries.states.get(need, ()) if any(map(len, queries.samples)) else ()
     if need == "answer_state":
         return next(iter(queries.answer_states.values()), ())
     rows = queries.samples if need in _OF_SAMPLES else queries.semantics or ()
-    return [getattr(row, need) for row in rows]
+    found = [getattr(row, need) for row in rows]
+    if need not in _OF_EACH:
+        return found
+    return [
+        value if len(said) else None for value, said in zip(found, queries.samples, strict=False)
+    ]
 
 
 def check(queries: Queries) -> None:

@@ -82,10 +82,10 @@ def _first_token(backend: Model, queries: Sequence[Query]) -> FloatArray:
 
 def _share(backend: Model, query: Query, answer: str, samples: int, seed: int) -> float | None:
     """The share of the answers that repeat the judged one, among those that say yes or no."""
-    (made,) = backend.sample([query], max(samples, 1), np.full(max(samples, 1), 1.0), seed)
+    (made,) = backend.sample([query], samples, np.full(samples, 1.0), seed)
     if made.samples is None or made.samples.answer is None:
         logger.warning("no answer to query %s: %s", query.id, made.error)
         return None
-    given = [made.samples.answer, *made.samples.texts[:samples]]
+    given = [made.samples.answer, *made.samples.texts]
     turned = [flip for flip in (flips(answer, text) for text in given) if flip is not None]
     return 1.0 - float(np.mean(turned)) if turned else None

@@ -15,11 +15,11 @@ import numpy as np
 
 from fusevlm import checks
 from fusevlm.checks import BoolArray, FloatArray, IntArray
-from fusevlm.config import SemanticsConfig
 from fusevlm.embedded import EMBEDDED
 from fusevlm.errors import InputError
 from fusevlm.meanings import by_string
 from fusevlm.semantics.strings import by_similarity
+from fusevlm.settings import SemanticsConfig
 from fusevlm.store.cache import PairCache
 from fusevlm.types import Query, Samples, Semantics
 

@@ -80,7 +80,7 @@ def verdicts(
     """
     import torch
 
-    from fusevlm.models.huggingface import QUERY_ERRORS
+    from fusevlm.models.rows import QUERY_ERRORS
 
     spellings = [_any_first_tokens(vlm.tokenizer, words) for words in (yes, no)]
     found = np.full((len(queries), 2), np.nan)

@@ -1,4 +1,7 @@
-"""Judged pairs kept on disk in one SQLite file, so that no pair is judged twice."""
+"""Judged pairs kept on disk in one SQLite file, so that no pair is judged twice.
+
+Each row has its checksum: one that was damaged is passed over, and its pair judged again.
+"""
 
 from __future__ import annotations
 
@@ -6,20 +9,25 @@ import hashlib
 import json
 import os
 import sqlite3
-from collections.abc import Iterable, Mapping
+import struct
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
+from typing import Any
+from zlib import crc32
 
 import numpy as np
 
 from fusevlm.checks import FloatArray
 from fusevlm.errors import ArtefactError
+from fusevlm.store.files import refuse_shared
 
 Pair = tuple[str, str]  # premise, hypothesis
 
+BESIDE = ("", "-journal", "-wal", "-shm")  # endings of the files SQLite keeps
 _TABLE = """
-CREATE TABLE IF NOT EXISTS judged (
-  model TEXT, pair BLOB, contradiction REAL, neutral REAL, entailment REAL,
+CREATE TABLE IF NOT EXISTS verdicts (
+  model TEXT, pair BLOB, contradiction REAL, neutral REAL, entailment REAL, checksum INTEGER,
   PRIMARY KEY (model, pair)
 ) WITHOUT ROWID
 """
@@ -40,24 +48,29 @@ class PairCache:
     def find(self, model: str, pairs: Iterable[Pair]) -> dict[Pair, FloatArray]:
         """Probabilities [3] of those pairs that the model has judged before."""
         found = {}
-        query = "SELECT contradiction, neutral, entailment FROM judged WHERE model = ? AND pair = ?"
+        columns = "contradiction, neutral, entailment, checksum"
+        query = f"SELECT {columns} FROM verdicts WHERE model = ? AND pair = ?"
         file = self._file()
         try:
             for pair in pairs:
-                row = file.execute(query, (model, _digest(pair))).fetchone()
-                if row is not None:
-                    found[pair] = np.array(row, dtype=np.float64)
+                key = _digest(pair)
+                row = file.execute(query, (model, key)).fetchone()
+                if row is not None and row[3] == _checksum(model, key, row[:3]):
+                    found[pair] = np.array(row[:3], dtype=np.float64)
         except sqlite3.Error as error:
             raise self._unusable(error) from error
         return found
 
     def add(self, model: str, judged: Mapping[Pair, FloatArray]) -> None:
-        """Keep these probabilities; a pair that is there already stays as it is."""
-        rows = [(model, _digest(pair), *map(float, p)) for pair, p in judged.items()]
+        """Keep these probabilities, in the place of those that were there."""
+        rows = []
+        for pair, p in judged.items():
+            key, values = _digest(pair), tuple(map(float, p))
+            rows.append((model, key, *values, _checksum(model, key, values)))
         file = self._file()
         try:
             with file:
-                file.executemany("INSERT OR IGNORE INTO judged VALUES (?, ?, ?, ?, ?)", rows)
+                file.executemany("INSERT OR REPLACE INTO verdicts VALUES (?, ?, ?, ?, ?, ?)", rows)
         except sqlite3.Error as error:
             raise ArtefactError(
                 f"cannot write to {self.path}: {error}. What was judged before is kept; free "
@@ -86,6 +99,10 @@ class PairCache:
         if self._opened is None:
             try:
                 self.path.parent.mkdir(parents=True, exist_ok=True)
+                for ending in BESIDE:  # SQLite writes in place
+                    path = Path(f"{self.path}{ending}")
+                    if path.is_symlink() or path.exists():
+                        refuse_shared(path, path.lstat())
                 self._opened = sqlite3.connect(self.path, timeout=60.0)
                 with self._opened:
                     self._opened.execute(_TABLE)
@@ -99,6 +116,13 @@ class PairCache:
             f"{self.path} cannot be used as a cache of judged pairs: {error}. Delete it, or name "
             f"another file."
         )
+
+
+def _checksum(model: str, key: bytes, values: Sequence[Any]) -> int:
+    """Of a row; of one that holds something else than numbers it is none's."""
+    if not all(isinstance(value, float) for value in values):
+        return -1
+    return crc32(struct.pack("<3d", *values), crc32(model.encode() + b"\0" + key))
 
 
 def _digest(pair: Pair) -> bytes:

@@ -7,6 +7,7 @@ moment leaves the last whole one. Whose task a checkpoint belongs to is for the 
 from __future__ import annotations
 
 import logging
+import re
 import shutil
 from pathlib import Path
 from typing import Any, TypeVar
@@ -15,6 +16,7 @@ from fusevlm.errors import ArtefactError
 from fusevlm.store.objects import load_object, save_object
 
 MANIFEST = "checkpoint.json"
+NUMBERED = re.compile(r"[0-9]{8,18}")
 
 T = TypeVar("T")
 log = logging.getLogger("fusevlm.store")
@@ -24,6 +26,8 @@ def save_numbered(
     home: Path, number: int, kind: str, version: int, value: Any, *, keep: int = 1
 ) -> None:
     """Write checkpoint ``number`` and leave the ``keep`` newest up to it."""
+    _refuse_link(home)
+    _refuse_link(home / f"{number:08d}")
     save_object(home / f"{number:08d}", MANIFEST, kind, version, value)
     places = _numbered(home)
     kept = [place for place in places if int(place.name) <= number][:keep]
@@ -55,12 +59,20 @@ def load_newest(home: Path, kind: str, version: int, of: type[T]) -> T | None:
 
 def remove_numbered(home: Path) -> None:
     """Forget all checkpoints of a run."""
+    _refuse_link(home)
     shutil.rmtree(home, ignore_errors=True)
+
+
+def _refuse_link(place: Path) -> None:
+    if place.is_symlink():
+        raise ArtefactError(
+            f"{place} is a link, and checkpoints are written and removed there. Remove it."
+        )
 
 
 def _numbered(home: Path) -> list[Path]:
     """Checkpoint folders, newest first."""
     if not home.is_dir():
         return []
-    places = (place for place in home.iterdir() if place.name.isdigit())
+    places = (place for place in home.iterdir() if NUMBERED.fullmatch(place.name))
     return sorted(places, key=lambda place: int(place.name), reverse=True)

@@ -6,8 +6,10 @@ import fcntl
 import hashlib
 import json
 import os
+import secrets
 import shutil
-from collections.abc import Iterator
+import stat
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,17 +18,23 @@ from fusevlm.errors import ArtefactError
 
 AnyPath = str | os.PathLike[str]
 LOCK = ".lock"
+SEAL = "seal"  # key of a JSON object: the checksum of all others
+NO_LINK = getattr(os, "O_NOFOLLOW", 0)  # not on every system
 SMALL = 16_000_000  # bytes; larger input files count by name and size only
 
 
 def write_atomically(path: Path, payload: bytes) -> None:
-    """Temporary name, fsync, rename: ``path`` is either the old file or the whole new one."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    """Temporary name, fsync, rename: ``path`` is either the old file or the whole new one.
+
+    A link at ``path`` is replaced, not followed, and nobody else's file is ever opened.
+    """
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+    handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | NO_LINK, 0o666)
     try:
-        with temporary.open("wb") as handle:
-            handle.write(payload)
-            handle.flush()
-            os.fsync(handle.fileno())
+        with os.fdopen(handle, "wb") as stream:
+            stream.write(payload)
+            stream.flush()
+            os.fsync(stream.fileno())
         temporary.replace(path)
         _sync_folder(path.parent)
     finally:
@@ -58,6 +66,45 @@ def save(path: AnyPath, payload: bytes) -> None:
         ) from error
 
 
+def open_own(path: Path, flags: int) -> int:
+    """Open a file that is written in its place, and made where it is not there.
+
+    A link is refused, and so is a file that has a second name: both would be written elsewhere too.
+    """
+    handle = os.open(path, flags | os.O_CREAT | NO_LINK | getattr(os, "O_NONBLOCK", 0), 0o666)
+    try:
+        refuse_shared(path, os.fstat(handle))
+    except ArtefactError:
+        os.close(handle)
+        raise
+    return handle
+
+
+def refuse_shared(path: Path, known: os.stat_result) -> None:
+    """Refuse what is no regular file, or one that lies somewhere else too."""
+    if not stat.S_ISREG(known.st_mode) or known.st_nlink > 1:
+        what = "has a second name" if stat.S_ISREG(known.st_mode) else "is no regular file"
+        raise ArtefactError(f"{path} {what}, and would be written to. Remove it.")
+
+
+def read_regular(path: AnyPath, most: int | None = None) -> bytes:
+    """The bytes of a regular file, at most so many; a pipe or a device would never end.
+
+    OSError where there is none, ArtefactError where it is something else.
+    """
+    # opened first and looked at then, so that it cannot be exchanged in between
+    handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
+    with os.fdopen(handle, "rb") as stream:
+        known = os.fstat(stream.fileno())
+        if not stat.S_ISREG(known.st_mode):
+            raise ArtefactError(f"{path} is no regular file.")
+        if most is not None and known.st_size > most:
+            raise ArtefactError(
+                f"{path} has {known.st_size / 1e6:.0f} MB; at most {most / 1e6:.0f} are taken."
+            )
+        return stream.read()
+
+
 def json_bytes(value: Any) -> bytes:
     """Indented JSON with a final newline; NaN is refused."""
     return (json.dumps(value, indent=1, allow_nan=False) + "\n").encode()
@@ -71,12 +118,33 @@ def save_json(path: AnyPath, value: Any) -> None:
 def read_json(path: AnyPath, cure: str) -> dict[str, Any]:
     """A JSON object, or an error that ends in ``cure``."""
     try:
-        found = json.loads(Path(path).read_bytes())
-    except (OSError, ValueError) as error:
+        found = json.loads(read_regular(path))
+    except (OSError, ValueError, RecursionError) as error:
         raise ArtefactError(f"{path} cannot be read: {error}. {cure}") from error
     if not isinstance(found, dict):
         raise ArtefactError(f"{path} holds no JSON object. {cure}")
     return found
+
+
+def save_sealed(path: AnyPath, value: Mapping[str, Any]) -> None:
+    """Write a JSON object, whose keys are strings, with a checksum of all it holds."""
+    save_json(path, {**value, SEAL: checksum(value)})
+
+
+def read_sealed(path: AnyPath, cure: str) -> dict[str, Any]:
+    """What :func:`save_sealed` wrote, or an error that ends in ``cure``.
+
+    A file of before has no seal.
+    """
+    found = read_json(path, cure)
+    if found.pop(SEAL, None) not in (None, checksum(found)):
+        raise ArtefactError(f"{path} was changed since it was written. {cure}")
+    return found
+
+
+def checksum(value: Mapping[str, Any]) -> str:
+    """Of a JSON object, whatever its layout."""
+    return digest(json.dumps(value, sort_keys=True, separators=(",", ":")).encode())
 
 
 def digest(payload: bytes) -> str:
@@ -103,6 +171,51 @@ def digest_input(path: Path) -> str:
         if size <= SMALL:
             total.update(hashlib.sha256(file.read_bytes()).digest())
     return total.hexdigest()
+
+
+def remove(path: Path) -> None:
+    """Delete a file, or a folder with all that is in it; links are not followed."""
+    try:
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+    except OSError as error:
+        raise ArtefactError(f"cannot remove {path}: {error}.") from error
+
+
+def refuse_links(home: Path) -> None:
+    """Refuse a folder in which links lead elsewhere: a run that was sent may hold any.
+
+    Files of ``home`` itself are replaced when they are written; a link there leads nobody away.
+    """
+    for place in [home, *folders_in(home)]:
+        for entry in _entries(place):
+            if entry.is_symlink() and (entry.is_dir() or place != home):
+                raise ArtefactError(
+                    f"{entry.path} is a link, and a run folder must hold what is in it. Put a copy "
+                    f"in its place, or remove it."
+                )
+
+
+def folders_in(home: Path) -> list[Path]:
+    """All folders below ``home``, without those that links lead to."""
+    found: list[Path] = []
+    for entry in _entries(home):
+        if entry.is_dir(follow_symlinks=False):
+            found += [Path(entry.path), *folders_in(Path(entry.path))]
+    return found
+
+
+def _entries(folder: Path) -> list[os.DirEntry[str]]:
+    with os.scandir(folder) as found:
+        return sorted(found, key=lambda entry: entry.name)
+
+
+def slug(name: str) -> str:
+    """A folder name, never hidden and never a way out of the folder it is in."""
+    plain = "".join(c if c.isalnum() or c in "-." else "_" for c in name)
+    return f"_{plain[1:]}" if plain.startswith(".") else plain
 
 
 def size_of(folder: Path) -> int:
@@ -135,10 +248,11 @@ def hold(folder: AnyPath) -> Iterator[None]:
     home = Path(folder)
     try:
         home.mkdir(parents=True, exist_ok=True)
-        lock = (home / LOCK).open("a+")
+        lock = os.fdopen(open_own(home / LOCK, os.O_RDWR), "r+")
     except OSError as error:
+        linked = " its lock is a link." if (home / LOCK).is_symlink() else ""
         raise ArtefactError(
-            f"cannot write to {home}: {error.strerror or error}. Choose another folder."
+            f"cannot write to {home}:{linked} {error.strerror or error}. Choose another folder."
         ) from error
     with lock:
         try:
@@ -149,6 +263,7 @@ def hold(folder: AnyPath) -> Iterator[None]:
             raise ArtefactError(
                 f"{home} is in use by {holder}. Wait, or choose another folder."
             ) from error
+        lock.seek(0)
         lock.truncate(0)
         lock.write(f"process {os.getpid()}")
         lock.flush()

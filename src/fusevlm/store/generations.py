@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from fusevlm.errors import ArtefactError, InputError
 from fusevlm.store.files import AnyPath
-from fusevlm.store.parts import Parts, read_parts
+from fusevlm.store.parts import Part, Parts, read_parts
 from fusevlm.types import Generation, Samples
 
 KIND, EMBEDDINGS = "fusevlm.generations", "fusevlm.embeddings"
@@ -20,15 +20,10 @@ VIEW = "_view"  # and of one by which novelty is judged
 Whiten = Callable[[Samples], tuple[np.ndarray[Any, Any], int]]
 
 
-def write_generations(
-    parts: Parts,
-    index: int,
-    generations: Sequence[Generation],
-    *,
-    half: bool = False,
-    gram: Whiten | None = None,
-) -> None:
-    """One part: a row per query (failed ones too) and the hidden states by query and layer.
+def pack_generations(
+    generations: Sequence[Generation], *, half: bool = False, gram: Whiten | None = None
+) -> Part:
+    """A row per query (failed ones too) and the hidden states by query and layer.
 
     With ``gram`` (a fitted whitening) the n×n Gram matrices are kept instead of the states, but
     those of the prompt, one vector a layer, are kept always.
@@ -36,7 +31,7 @@ def write_generations(
     rows: dict[str, list[Any]] = {name: [] for name in _ROW}
     arrays: dict[str, np.ndarray[Any, Any]] = {}
     dtype = np.float16 if half else np.float32
-    for k, g in enumerate(generations):
+    for k, g in enumerate(_storable(one, dtype) for one in generations):
         for name, value in _row(g).items():
             rows[name].append(value)
         for layer, state in g.prompt_layers.items():
@@ -49,10 +44,43 @@ def write_generations(
             arrays[f"{k}.{layer}"] = np.asarray(states, dtype=dtype)
         for layer, state in g.answer_layers.items():
             arrays[f"{k}.{layer}.answer"] = np.asarray(state, dtype=dtype)
-    failed = sum(g.error is not None for g in generations)
-    near = sum(g.n_near_boundary for g in generations)
-    facts = {"queries": len(generations), "failed": failed, "near_boundary": near}
-    parts.write(index, rows, arrays, facts)
+    return Part(rows, arrays, count_rows(rows))
+
+
+def _storable(g: Generation, dtype: Any) -> Generation:
+    """A generation, or its failure where a hidden state is no number of this precision."""
+    for states in (g.layers, g.answer_layers, g.prompt_layers):
+        for layer, values in states.items():
+            with np.errstate(over="ignore"):
+                stored = np.asarray(values).astype(dtype)
+            if not np.isfinite(stored).all():
+                why = f"a hidden state of the layer {layer} is too large for {stored.dtype}"
+                more = "; set sample.half = false" if dtype == np.float16 else ""
+                return Generation(g.query_id, error=f"{why}, or NaN{more}.")
+    return g
+
+
+def count_rows(rows: Mapping[str, Sequence[Any]]) -> dict[str, int]:
+    """Queries of a part, failed ones, those whose reason may pass, and draws near a boundary."""
+    failed = [error is not None for error in rows["error"]]
+    found = {"queries": len(failed), "failed": sum(failed)}
+    for name, column in (("passing", "passing"), ("near_boundary", "n_near_boundary")):
+        if column in rows:
+            found[name] = int(sum(rows[column]))
+    return found
+
+
+def write_generations(
+    parts: Parts,
+    index: int,
+    generations: Sequence[Generation],
+    *,
+    half: bool = False,
+    gram: Whiten | None = None,
+) -> None:
+    """One part of :func:`pack_generations`."""
+    part = pack_generations(generations, half=half, gram=gram)
+    parts.write(index, part.rows, part.arrays, part.facts)
 
 
 def read_generations(
@@ -103,46 +131,43 @@ def read_embeddings(
 ) -> tuple[list[str], dict[str, Any]]:
     """Ids and ``{"image": [N, D], "text": [N, D]}`` of the queries that could be embedded.
 
-    Instead, with ``activations``, what the towers gave before their projections.
+    Instead, with ``activations``, what the towers gave before their projections. What no query has
+    is not there: images of queries without pictures, or all of it without towers.
     """
-    ids: list[str] = []
     ending = BEFORE if activations else ""
-    found: dict[str, list[Any]] = {"image": [], "text": []}
-    for rows, arrays in read_parts(folder, EMBEDDINGS):
-        if "image" + ending not in arrays:
-            raise ArtefactError(
-                f"{folder} holds no activations of the towers. Make the stage again with "
-                f"embed.activations = true: --redo embed."
-            )
-        good = np.array([error is None for error in rows["error"]])
-        if not good.any():
-            continue
-        ids += [i for i, ok in zip(rows["query_id"], good, strict=True) if ok]
-        for name, parts in found.items():
-            parts.append(arrays[name + ending][good])
+    ids, found = _good_rows(folder, {name: name + ending for name in ("image", "text")})
     if not ids:
         raise ArtefactError(f"{folder} holds no embedded query. Run fusevlm embed first.")
-    return ids, {name: np.concatenate(parts) for name, parts in found.items()}
+    if activations and not found:
+        raise ArtefactError(
+            f"{folder} holds no activations of the towers. Make the stage again with "
+            f"embed.activations = true: --redo embed."
+        )
+    return ids, found
 
 
 def read_views(folder: AnyPath) -> dict[str, Any]:
     """``{"image": [N, D], "question": [N, D]}`` of the same queries; {}: not kept."""
-    named = {"image": f"image{VIEW}", "question": f"text{BEFORE}"}
+    return _good_rows(folder, {"image": f"image{VIEW}", "question": f"text{BEFORE}"})[1]
+
+
+def _good_rows(folder: AnyPath, named: Mapping[str, str]) -> tuple[list[str], dict[str, Any]]:
+    """Ids of the queries that could be embedded, and their rows of the arrays that there are."""
+    ids: list[str] = []
     found: dict[str, list[Any]] = {name: [] for name in named}
     for rows, arrays in read_parts(folder, EMBEDDINGS):
-        if any(name not in arrays for name in named.values()):
-            return {}
         good = np.array([error is None for error in rows["error"]])
-        if good.any():
-            for name, own in named.items():
+        ids += [i for i, ok in zip(rows["query_id"], good, strict=True) if ok]
+        for name, own in named.items():
+            if good.any() and own in arrays:
                 found[name].append(arrays[own][good])
-    return {name: np.concatenate(parts) for name, parts in found.items()}
+    return ids, {name: np.concatenate(parts) for name, parts in found.items() if parts}
 
 
 _ROW = (
-    "query_id", "error", "texts", "token_ids", "token_logprobs", "warped_logprobs", "temperatures",
-    "truncated", "answer", "answer_token_ids", "answer_logprobs", "prompt_tokens", "path",
-    "n_near_boundary", "gram_dim", "layers", "answer_margins",
+    "query_id", "error", "passing", "texts", "token_ids", "token_logprobs", "warped_logprobs",
+    "temperatures", "truncated", "answer", "answer_token_ids", "answer_logprobs", "prompt_tokens",
+    "path", "n_near_boundary", "gram_dim", "layers", "answer_margins",
 )  # fmt: skip
 
 
@@ -154,6 +179,7 @@ def _row(g: Generation) -> dict[str, Any]:
     return {
         "query_id": g.query_id,
         "error": g.error,
+        "passing": g.passing,
         "texts": [] if s is None else list(s.texts),
         "token_ids": [list(map(int, ids)) for ids in g.token_ids],
         "token_logprobs": None if logprobs is None else [list(map(float, r)) for r in logprobs],
@@ -181,7 +207,7 @@ def _generation(
     layer: str | None,
 ) -> Generation:
     if row["error"] is not None:
-        return Generation(row["query_id"], error=row["error"])
+        return Generation(row["query_id"], error=row["error"], passing=bool(row.get("passing")))
     samples = Samples(
         row["texts"],
         row["token_logprobs"],

@@ -1,13 +1,19 @@
 """Fitted objects as folders: JSON for facts, safetensors for arrays.
 
-A stored object is a folder. Arrays are written first, then the JSON manifest that names their
-checksum; each under a temporary name, synced, then renamed. So a folder with a manifest is whole.
+A stored object is a folder. Its arrays are written first, then the JSON manifest that names their
+file, their checksum and its own; each under a temporary name, synced, then renamed. So a folder
+with a manifest is whole. Arrays are named after their content: of an object saved again the
+manifest takes the place of the old one, and only then the old arrays go, so that a kill at any
+moment leaves the old or the new object. An object that is made of others holds them in folders
+named after their content in the same way (:func:`save_inner`).
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
+import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass
 from pathlib import Path
@@ -15,10 +21,19 @@ from typing import Any
 
 import numpy as np
 
-from fusevlm.errors import ArtefactError
-from fusevlm.store.files import digest, json_bytes, save
+from fusevlm.errors import ArtefactError, FuseError
+from fusevlm.store.files import (
+    checksum,
+    digest,
+    digest_file,
+    read_regular,
+    remove,
+    save,
+    save_json,
+)
 
-ARRAYS = "arrays.safetensors"
+ARRAYS = "arrays.safetensors"  # the name they had before
+NAME = re.compile(r"arrays(-[0-9a-f]{12})?\.safetensors")
 
 Migration = Callable[[dict[str, Any]], dict[str, Any]]
 
@@ -33,14 +48,74 @@ def save_object(
     arrays: dict[str, np.ndarray[Any, Any]] = {}
     tree = pack(value, arrays)
     payload = packed({name: np.ascontiguousarray(a) for name, a in arrays.items()})
+    total = digest(payload)
+    name = f"arrays-{total[:12]}.safetensors"  # beside those of an older object, not in their place
     head = {
         "kind": kind,
         "schema_version": version,
-        "arrays_sha256": digest(payload),
+        "arrays": name,
+        "arrays_sha256": total,
         "content": tree,
     }
-    save(target / ARRAYS, payload)
-    save(target / manifest, json_bytes(head))
+    save(target / name, payload)
+    save_json(target / manifest, {**head, "sha256": checksum(head)})
+    for path in target.iterdir():
+        if NAME.fullmatch(path.name) and path.name != name:
+            path.unlink(missing_ok=True)
+
+
+def save_inner(folder: Path, name: str, save: Callable[[Path], None]) -> str:
+    """Let an object ``save`` itself into a folder of ``folder`` that is named after its content.
+
+    The name is returned, for the manifest of the object that it is part of; when that is written,
+    :func:`keep_inner` removes the folders of before.
+    """
+    made = folder / f".{name}.{secrets.token_hex(4)}.tmp"
+    save(made)
+    target = folder / f"{name}-{_content(made)[:12]}"
+    try:
+        if target.exists() and _content(target) == _content(made):
+            remove(made)
+            return target.name
+        if target.exists():  # of this name and not what it says: damaged
+            remove(target)
+        made.rename(target)
+    except OSError as error:
+        raise ArtefactError(f"cannot write {target}: {error}.") from error
+    return target.name
+
+
+def keep_inner(folder: Path, name: str, kept: str) -> None:
+    """Remove all inner objects of this name but the one that is ``kept``, half saved ones too."""
+    half = re.compile(rf"\.{re.escape(name)}\.[0-9a-f]{{8}}\.tmp")
+    for path in folder.iterdir():
+        own = _INNER.fullmatch(path.name)
+        if half.fullmatch(path.name) or (own and own[1] == name and path.name != kept):
+            remove(path)
+
+
+def find_inner(folder: Path, name: str, kept: Any) -> Path:
+    """The folder of an inner object, which must hold what its name says."""
+    own = _INNER.fullmatch(kept) if isinstance(kept, str) else None
+    if own is None or own[1] != name:
+        raise ArtefactError(
+            f"{folder} names {kept!r} as its {name}, which cannot be. Save it again."
+        )
+    found = folder / own[0]
+    if not found.is_dir():
+        raise ArtefactError(f"{folder} is not complete: {found.name} is missing. Save it again.")
+    if _content(found)[:12] != own[2]:
+        raise ArtefactError(f"{found} was changed since it was saved. Save it again.")
+    return found
+
+
+_INNER = re.compile(r"([a-z]+)-([0-9a-f]{12})")
+
+
+def _content(folder: Path) -> str:
+    """One digest of the files of an object."""
+    files = sorted(path for path in folder.iterdir() if not path.name.startswith("."))
+    return digest("".join(f"{path.name}\0{digest_file(path)}\0" for path in files).encode())
 
 
 def load_object(
@@ -59,19 +134,11 @@ def load_object(
     from safetensors.numpy import load
 
     source = Path(folder)
-    try:
-        head = json.loads((source / manifest).read_bytes())
-        payload = (source / ARRAYS).read_bytes()
-    except FileNotFoundError as error:
-        raise ArtefactError(
-            f"{source} holds no complete {kind}: {Path(error.filename).name} is missing. "
-            f"Save it again."
-        ) from error
-    except (OSError, ValueError) as error:
-        raise ArtefactError(f"{source / manifest} cannot be read: {error}.") from error
-    if not isinstance(head, dict) or head.get("kind") != kind:
-        raise ArtefactError(f"{source / manifest} is not a {kind} saved by fusevlm.")
+    head = _manifest(source / manifest, kind)
     found = head.get("schema_version")
+    if not (isinstance(found, int) and found > version):
+        _check(source / manifest, head)
+    payload = _payload(source, head, kind)
     while isinstance(found, int) and found < version and found in migrations:
         head = migrations[found](head)
         found = head.get("schema_version")
@@ -80,22 +147,72 @@ def load_object(
             f"{source} has schema version {found}; this fusevlm reads version {version}. "
             f"{'Upgrade fusevlm' if isinstance(found, int) and found > version else 'Refit'}."
         )
-    if digest(payload) != head.get("arrays_sha256"):
-        raise ArtefactError(
-            f"{source / ARRAYS} does not match its manifest: truncated or replaced. Save it again."
-        )
     try:
         return unpack(head["content"], load(payload), classes)
-    except (KeyError, TypeError, SafetensorError) as error:
+    except FuseError:
+        raise
+    except (LookupError, TypeError, ValueError, AttributeError, SafetensorError) as error:
         raise ArtefactError(f"{source} is damaged: {error}.") from error
 
 
+def _manifest(path: Path, kind: str) -> dict[str, Any]:
+    """A manifest of the right kind."""
+    try:
+        head = json.loads(read_regular(path))
+    except FileNotFoundError as error:
+        raise _incomplete(path, kind) from error
+    except (OSError, ValueError, RecursionError) as error:
+        raise ArtefactError(f"{path} cannot be read: {error}.") from error
+    if not isinstance(head, dict) or head.get("kind") != kind:
+        raise ArtefactError(f"{path} is not a {kind} saved by fusevlm.")
+    return head
+
+
+def _check(path: Path, head: Mapping[str, Any]) -> None:
+    """Compare a manifest with its checksum; those of before have none."""
+    held = {name: value for name, value in head.items() if name != "sha256"}
+    if "sha256" in head and head["sha256"] != checksum(held):
+        raise ArtefactError(
+            f"{path} does not match its checksum: damaged or edited. Save it again."
+        )
+
+
+def _payload(source: Path, head: Mapping[str, Any], kind: str) -> bytes:
+    """The arrays that a manifest names."""
+    name = head.get("arrays", ARRAYS)
+    if not (isinstance(name, str) and NAME.fullmatch(name)):
+        raise ArtefactError(
+            f"{source} names {name!r} as its arrays, which cannot be. It is damaged."
+        )
+    try:
+        payload = read_regular(source / name)
+    except FileNotFoundError as error:
+        raise _incomplete(source / name, kind) from error
+    except OSError as error:
+        raise ArtefactError(f"{source / name} cannot be read: {error}.") from error
+    if digest(payload) != head.get("arrays_sha256"):
+        raise ArtefactError(
+            f"{source / name} does not match its manifest: truncated or replaced. Save it again."
+        )
+    return payload
+
+
+def _incomplete(path: Path, kind: str) -> ArtefactError:
+    return ArtefactError(
+        f"{path.parent} holds no complete {kind}: {path.name} is missing. Save it again."
+    )
+
+
 def pack(value: Any, arrays: dict[str, np.ndarray[Any, Any]]) -> Any:
-    """``value`` as a JSON tree; arrays go to ``arrays`` and leave a reference behind."""
+    """``value`` as a JSON tree; arrays go to ``arrays`` and leave a reference behind.
+
+    They are named after their content: what occurs twice is stored once.
+    """
     if isinstance(value, np.ndarray):
-        name = f"a{len(arrays)}"
+        kind = f"{value.dtype.str}{value.shape}".encode()
+        name = digest(kind + np.ascontiguousarray(value).tobytes())[:20]
         arrays[name] = value
-        return {"array": name}
+        return {"array": name, **({"gaps": True} if _gaps(value) else {})}
     if is_dataclass(value) and not isinstance(value, type):
         content = {f.name: pack(getattr(value, f.name), arrays) for f in fields(value)}
         return {"type": type(value).__name__, "fields": content}
@@ -118,7 +235,10 @@ def unpack(tree: Any, arrays: Mapping[str, Any], classes: Mapping[str, type]) ->
     if not isinstance(tree, dict):
         return tree
     if "array" in tree:
-        return arrays[tree["array"]]
+        found = arrays[tree["array"]]
+        if _gaps(found) and not tree.get("gaps"):
+            raise ArtefactError("an array holds NaN or infinity that it was not saved with.")
+        return found
     if "type" in tree:
         content = {k: unpack(v, arrays, classes) for k, v in tree["fields"].items()}
         return classes[tree["type"]](**content)
@@ -127,3 +247,8 @@ def unpack(tree: Any, arrays: Mapping[str, Any], classes: Mapping[str, type]) ->
     if "tuple" in tree:
         return tuple(unpack(item, arrays, classes) for item in tree["tuple"])
     return float(tree["float"])
+
+
+def _gaps(array: Any) -> bool:
+    """Whether some entries are no finite numbers."""
+    return bool(np.issubdtype(array.dtype, np.floating) and not np.isfinite(array).all())

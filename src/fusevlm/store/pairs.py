@@ -22,12 +22,20 @@ Rows = npt.NDArray[np.float32]
 
 
 def write_pairs(
-    parts: Parts, index: int, rows: Mapping[str, Sequence[Any]], arrays: Mapping[str, Any]
+    parts: Parts,
+    index: int,
+    rows: Mapping[str, Sequence[Any]],
+    arrays: Mapping[str, Any],
+    size: int | None = None,
 ) -> None:
-    """One part: a row per pair (failed ones too), and float16 vectors of those without an error."""
+    """One part: a row per pair (failed ones too), and float16 vectors of those without an error.
+
+    ``size`` is that in which parts are cut.
+    """
     good = np.array([error is None for error in rows["error"]], dtype=bool)
     kept = {name: np.asarray(arrays[name])[good].astype(HALF) for name in MODALITIES}
     facts = {"queries": len(good), "failed": int((~good).sum()), "pairs": int(good.sum())}
+    facts |= {} if size is None else {"size": size}
     parts.write(index, rows, kept, facts)
 
 
@@ -57,6 +65,7 @@ class StoredRows:
             offset, shape = _header(path, name)
             self._blocks.append(_Block(path, offset, shape[0]))
             widths.add(shape[1])
+            _refuse_gaps(path, offset, shape)
             total.update(digest.encode())
         ends = np.cumsum([block.size for block in self._blocks], dtype=np.int64)
         if not len(ends) or ends[-1] == 0:
@@ -115,6 +124,20 @@ class StoredRows:
         if len(flat) != size * width:
             raise ArtefactError(f"{block.path} was cut short. Make it again: --redo pairs.")
         return flat.reshape(size, width)
+
+
+def _refuse_gaps(path: Path, offset: int, shape: tuple[int, int]) -> None:
+    """Refuse vectors that are no numbers, a million entries at a time."""
+    with path.open("rb") as stream:
+        stream.seek(offset)
+        left = shape[0] * shape[1]
+        while left > 0:
+            flat = np.fromfile(stream, HALF, min(left, 1 << 20))
+            if not len(flat):
+                raise ArtefactError(f"{path} was cut short. Make it again: --redo pairs.")
+            if not np.isfinite(flat).all():
+                raise ArtefactError(f"{path} holds NaN or infinity. Make it again: --redo pairs.")
+            left -= len(flat)
 
 
 def open_pairs(folder: AnyPath) -> dict[str, StoredRows]:

@@ -17,7 +17,7 @@ import numpy as np
 from fusevlm import checks
 from fusevlm.checks import FloatArray
 from fusevlm.errors import InputError
-from fusevlm.models.protocol import Capabilities, Model
+from fusevlm.models.protocol import Capabilities, InRounds, Model
 from fusevlm.models.temperatures import constant
 from fusevlm.testing.trial import (
     TOLERANCE,
@@ -316,10 +316,54 @@ def check_equal_ids(trial: Trial) -> None:
 
 
 def check_arguments(trial: Trial) -> None:
-    """Temperatures that are not n, and n = 0, are refused."""
+    """Temperatures that are not n, and an n below 0, are refused."""
     one_more = constant(trial.n + 1)
     _refused(trial, trial.queries[:1], one_more, f"{trial.n + 1} temperatures for n={trial.n}")
-    _refused(trial, trial.queries[:1], np.zeros(0), "n=0", n=0)
+    _refused(trial, trial.queries[:1], np.zeros(0), "n=-1", n=-1)
+
+
+def check_no_samples(trial: Trial) -> None:
+    """n = 0 gives the judged answer alone, the same as beside samples."""
+    found = trial.ask(temperatures=np.zeros(0))
+    same_ids(found, trial.queries)
+    for (g, samples), other in zip(trial.answered, found, strict=True):
+        need(other.samples is not None, f"query {g.query_id} failed without samples.")
+        answer, count = getattr(other.samples, "answer", None), len(other.samples or ())
+        need(count == 0, f"query {g.query_id} has {count} samples; none were asked for.")
+        greedy = trial.can.deterministic and _judged_greedily(trial)
+        if greedy and g.n_near_boundary + other.n_near_boundary == 0:
+            need(
+                answer == samples.answer,
+                f"query {g.query_id} has another judged answer: {answer!r}.",
+            )
+            for what, one, two in numbers(g, other, judged=True):
+                close(one, two, f"{what} of query {g.query_id}, without samples and with them")
+
+
+def check_rounds(trial: Trial) -> None:
+    """Samples drawn in rounds, of some queries more than of others, are those drawn at once."""
+    if not isinstance(trial.model, InRounds):
+        raise SkippedCheck("the model draws all samples at once: it has no begin()")
+    ids = [query.id for query in trial.queries]
+    with trial.model.begin(trial.queries, trial.temperatures, trial.seed) as session:
+        none = list(session.draw(ids, 0))
+        list(session.draw(ids[::2], trial.n // 2))
+        found = list(session.draw(ids, trial.n))
+        fewer = list(session.draw(ids, 1))
+    for some, size in ((none, 0), (found, trial.n), (fewer, 1)):
+        same_ids(some, trial.queries)
+        for g in some:
+            need(g.error is None, f"query {g.query_id} failed in rounds: {g.error}")
+            counted(g.samples or (), {size}, f"samples of query {g.query_id} in rounds")
+    trial.requires("deterministic")
+    for (g, samples), other in zip(trial.answered, found, strict=True):
+        if g.n_near_boundary + other.n_near_boundary == 0:
+            texts = None if other.samples is None else other.samples.texts
+            need(
+                texts == samples.texts, f"query {g.query_id} has other samples in rounds: {texts}."
+            )
+            for what, one, two in numbers(g, other):
+                close(one, two, f"{what} of query {g.query_id}, in rounds and at once")
 
 
 def check_forward_pass(trial: Trial) -> None:
@@ -341,7 +385,7 @@ CHECKS: tuple[Callable[[Trial], None], ...] = (
     check_description, check_order, check_answers, check_counts, check_logprobs, check_lengths,
     check_states, check_margins, check_prompt, check_repeats, check_seed, check_temperatures,
     check_judged, check_layout, check_images, check_bad_query, check_empty_question,
-    check_equal_ids, check_arguments, check_forward_pass,
+    check_equal_ids, check_arguments, check_no_samples, check_rounds, check_forward_pass,
 )  # fmt: skip
 
 

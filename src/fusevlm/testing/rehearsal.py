@@ -16,17 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from fusevlm import store
-from fusevlm.config import (
-    DEFAULT_ONLY,
-    OFFICIAL,
-    PAPER,
-    PAPER_ONLY,
-    TRAIN,
-    Config,
-    SampleConfig,
-    as_tree,
-    make_config,
-)
+from fusevlm.config import as_tree, make_config
 from fusevlm.data.training import QUESTIONS, TABLE, parse_source
 from fusevlm.embedded import EMBEDDED
 from fusevlm.errors import InputError
@@ -35,6 +25,7 @@ from fusevlm.models.registry import HUGGINGFACE, need_models, split_source
 from fusevlm.models.temperatures import parse
 from fusevlm.pipeline.bench import Bench
 from fusevlm.pipeline.sample import load_sampler
+from fusevlm.settings import DEFAULT_ONLY, OFFICIAL, PAPER, PAPER_ONLY, TRAIN, Config
 from fusevlm.testing import miniatures
 from fusevlm.testing.miniatures import Asked
 from fusevlm.types import Query, Samples
@@ -399,8 +390,8 @@ def right_answers(asked: Sequence[Asked], users: Sequence[dict[str, Any]]) -> li
     right: list[list[str]] = [[] for _ in asked]
     models = {str(sorted(tree["sample"].items())): tree for tree in users}
     for turn, tree in enumerate(models.values()):
-        sample = make_config({"sample": tree["sample"], "score": tree["score"]}, "").sample
-        for k, said in enumerate(_said(queries, sample)):
+        config = make_config({"sample": tree["sample"], "score": tree["score"]}, "")
+        for k, said in enumerate(_said(queries, config)):
             if said is None or said.answer is None:
                 continue
             texts = [said.answer]
@@ -412,9 +403,9 @@ def right_answers(asked: Sequence[Asked], users: Sequence[dict[str, Any]]) -> li
     return [texts or ["nothing of the kind"] for texts in right]
 
 
-def _said(queries: Sequence[Query], sample: SampleConfig) -> Iterator[Samples | None]:
+def _said(queries: Sequence[Query], config: Config) -> Iterator[Samples | None]:
     """What the stand-in says to each query."""
-    model = load_sampler(sample)
+    model, sample = load_sampler(config), config.sample
     temperatures = parse(sample.temperature, sample.n, sample.seed)
     for start in range(0, len(queries), sample.batch):
         some = queries[start : start + sample.batch]

@@ -1,4 +1,4 @@
-"""Tiny random models of each VLM family, built offline from a config, with their real processors.
+"""Tiny random models of each family, built offline from a config, with their real processors.
 
 Nothing is learnt and nothing is downloaded: weights are random, the tokenizer knows a few words.
 ``tiny:llava`` names one wherever a model is named.
@@ -6,7 +6,7 @@ Nothing is learnt and nothing is downloaded: weights are random, the tokenizer k
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from fusevlm import checks, store
 from fusevlm.models.huggingface import HuggingFace
-from fusevlm.models.processors import without_video
+from fusevlm.models.processors import name_as_hub, without_video
 from fusevlm.models.protocol import Decoding
 
 hf: Any = transformers  # its stubs know little of what its configs take
@@ -34,6 +34,10 @@ CHAT = (
     "{% for m in messages %}{{ m['role'] }}: {% for c in m['content'] %}"
     "{% if c['type'] == 'image' %}IMAGE {% else %}{{ c['text'] }} {% endif %}{% endfor %}"
     "{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}"
+)
+PLAIN = (
+    "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }} {% endfor %}"
+    "{% if add_generation_prompt %}assistant: {% endif %}"
 )
 VOCABULARY = {word: i for i, word in enumerate([*SPECIAL, "\n", *WORDS])}
 
@@ -192,6 +196,17 @@ def internvl(**text: Any) -> tuple[Any, Any]:
     return config, (processor, "<IMG_CONTEXT>")
 
 
+def llama(**text: Any) -> tuple[Any, Any]:
+    """Llama, a language model: its tokenizer stands for a processor."""
+    return hf.LlamaConfig(**text_sizes(**text)), (tokenizer(), "")
+
+
+def qwen2(**text: Any) -> tuple[Any, Any]:
+    """Qwen2, a language model."""
+    return hf.Qwen2Config(**text_sizes(**text)), (tokenizer(), "")
+
+
+LANGUAGE: dict[str, Callable[..., tuple[Any, Any]]] = {"llama": llama, "qwen2": qwen2}
 FAMILIES: dict[str, Callable[..., tuple[Any, Any]]] = {
     "llava": llava,
     "llava_next": llava_next,
@@ -212,10 +227,12 @@ def build(
     Random heads are almost uniform; ``sharp`` ones give answers that end and repeat. ``end`` is
     added to the logit of the end of an answer: below 0, fewer answers are empty.
     """
-    config, (processor, image) = FAMILIES[family](**text)
-    processor.chat_template = CHAT.replace("IMAGE", image)
+    config, (processor, image) = {**FAMILIES, **LANGUAGE}[family](**text)
+    spoken = family in LANGUAGE
+    processor.chat_template = PLAIN if spoken else CHAT.replace("IMAGE", image)
     torch.manual_seed(seed)
-    model = hf.AutoModelForImageTextToText.from_config(config).eval()
+    kind = hf.AutoModelForCausalLM if spoken else hf.AutoModelForImageTextToText
+    model = kind.from_config(config).eval()
     tied = model.lm_head.weight is model.get_input_embeddings().weight
     with torch.no_grad():
         model.lm_head.weight.mul_(1.0 if tied else sharp)
@@ -233,19 +250,25 @@ def load(source: str, *, decoding: Decoding, seed: int = 0) -> HuggingFace:
     With a seed it seldom says nothing, and its samples often agree.
     """
     name, at, number = source.partition("@")
-    family = checks.known(name, FAMILIES, "the tiny model")
+    family = checks.known(name, [*FAMILIES, *LANGUAGE], "the tiny model")
     seed = checks.count(number, f"the seed of tiny:{source}", least=0) if at else seed
     changes = {"sharp": 32.0, "end": -6.0} if at else {}
     built = build(family, seed=seed, **changes)
     return HuggingFace(*built, decoding=decoding, name=f"tiny:{source}")
 
 
-def save(family: str, folder: str | Path) -> str:
-    """A model folder as a hub snapshot has it: weights, tokenizer, image and video processor."""
+def save(family: str, folder: str | Path, *, end: float = 0.0, **text: Any) -> str:
+    """A model folder as a hub snapshot has it: weights, tokenizer, image and video processor.
+
+    ``end`` is a weight on the end of an answer: below 0, fewer answers are empty.
+    """
     folder = Path(folder)
-    model, processor = build(family)
+    model, processor = build(family, **text)
     model.lm_head.bias = None  # not part of the architecture's files
+    _weigh(model, {VOCABULARY[word]: end if word == "</s>" else -1e3 for word in SPECIAL})
     model.save_pretrained(folder)
+    if family == "llava":
+        name_as_hub(folder / "model.safetensors")
     if getattr(processor, "video_processor", 0) is not None:
         processor.save_pretrained(folder)
         return str(folder)
@@ -257,7 +280,9 @@ def save(family: str, folder: str | Path) -> str:
         for key in ("image_seq_len", "image_seq_length")
         if hasattr(processor, key)
     }
-    video = {"video_processor_type": name.replace("Processor", "VideoProcessor")}
+    kind = {"qwen2_5_vl": "Qwen2VLVideoProcessor"}  # which has its predecessor's
+    named = kind.get(family, name.replace("Processor", "VideoProcessor"))
+    video = {"video_processor_type": named}
     for file, content in (
         ("processor_config.json", facts),
         ("video_preprocessor_config.json", video),
@@ -265,6 +290,23 @@ def save(family: str, folder: str | Path) -> str:
         store.save_json(folder / file, content)
     store.save(folder / "chat_template.jinja", processor.chat_template.encode())
     return str(folder)
+
+
+def _weigh(model: Any, tokens: Mapping[int, float]) -> None:
+    """Make tokens likelier or not: one feature is always on and weighs them.
+
+    Where input and output share their weights nothing is done.
+    """
+    head, words = model.lm_head.weight, model.get_input_embeddings().weight
+    if head is words:
+        return
+    with torch.no_grad():
+        words[:, 0] = 4.0
+        for layer in model.get_decoder().layers:
+            for added in (layer.self_attn.o_proj, layer.mlp.down_proj):
+                added.weight[0] = 0.0
+        head[:, 0] = 0.0
+        head[list(tokens), 0] = torch.tensor(list(tokens.values()))
 
 
 def save_towers(folder: str | Path) -> str:

@@ -223,21 +223,19 @@ def find_latents(
 
     All starts are scored; the ``n_climbs`` best of each query are climbed from.
     """
-    B, S, _ = starts.shape
+    B, S, Q = starts.shape
     n_climbs = min(n_climbs, S)
-    scores = torch.stack([log_joint(views, starts[:, i]) for i in range(S)], 1)
-    order = scores.topk(n_climbs, dim=1).indices
-    chosen = torch.gather(starts, 1, order[:, :, None].expand(-1, -1, starts.shape[2]))
-    climbs = [ascend(views, chosen[:, i], max_steps=max_steps, tol=tol) for i in range(n_climbs)]
-    values = torch.stack([climb.log_joint for climb in climbs], 1)
-    best = values.argmax(1)
     row = torch.arange(B, device=starts.device)
-    return Found(
-        torch.stack([climb.x for climb in climbs], 1)[row, best],
-        values[row, best],
-        torch.stack([climb.converged for climb in climbs], 1)[row, best],
-        max(climb.n_steps for climb in climbs),
-    )
+    every = select(views, row.repeat_interleave(S))
+    scores = log_joint(every, starts.reshape(B * S, Q)).reshape(B, S)
+    order = scores.topk(n_climbs, dim=1).indices
+    chosen = torch.gather(starts, 1, order[:, :, None].expand(-1, -1, Q))
+    # all climbs of all queries together: for one query the steps cost more than the numbers
+    several = select(views, row.repeat_interleave(n_climbs))
+    climbs = ascend(several, chosen.reshape(B * n_climbs, Q), max_steps=max_steps, tol=tol)
+    values = climbs.log_joint.reshape(B, n_climbs)
+    best = row * n_climbs + values.argmax(1)
+    return Found(climbs.x[best], climbs.log_joint[best], climbs.converged[best], climbs.n_steps)
 
 
 def linear_start(Z: Table, X: Tensor, n_pairs: int, team: Team) -> Tensor:

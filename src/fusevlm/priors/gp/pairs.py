@@ -13,6 +13,7 @@ from fusevlm.errors import ArtefactError, InputError
 from fusevlm.store import read_json
 from fusevlm.store.generations import read_embeddings
 from fusevlm.store.pairs import open_pairs
+from fusevlm.store.runs import STAGE, require_whole
 
 MANIFEST = "adapter.json"
 LAYOUTS = (
@@ -44,10 +45,13 @@ def read_pairs(
         raise InputError("give one file of pairs, or --image and --text, not both.")
     source = Path(path)
     if source.is_dir():
-        if training and (source / "pairs").is_dir():
-            return dict(open_pairs(source / "pairs"))
-        inner = source / "embed"
-        ids, found = read_embeddings(inner if inner.is_dir() else source)
+        own = [source / name for name in (("pairs", "embed") if training else ("embed",))]
+        folder = next((path for path in own if path.is_dir()), source)
+        if (folder / STAGE).exists():  # of a run, of which nothing may be missing
+            require_whole(folder.parent, folder.name)
+        if folder.name == "pairs":
+            return dict(open_pairs(folder))
+        ids, found = read_embeddings(folder)
         return {**found, "query_id": ids}
     readers = {".parquet": _read_parquet, ".safetensors": _read_safetensors, ".npy": _read_stack}
     if source.suffix not in readers:

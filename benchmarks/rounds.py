@@ -1,0 +1,343 @@
+"""As few samples as the decision needs: coverage and cost of FUSE in rounds.
+
+``python -m benchmarks.rounds embedded FILE … [--divisions 100] [--boot 0]``
+    Columns of seeds (benchmarks.columns). Certified coverage at 5 and 10 % risk and generated
+    tokens of FUSE in rounds (as needed, and for budgets), of FUSE with 20 samples and with none,
+    and of every baseline at 20: mean over divisions of all images in halves, the same for all.
+    The interval of a difference draws images anew (--boot), with ten divisions each.
+``python -m benchmarks.rounds replay [--data DIR] [--divisions 20]``
+    TriviaQA (texts of LLaMA-13B) and FESTA (three VLMs): coverage against answers generated, of
+    rounds for budgets, of fixed numbers of samples, and of votes that stop early.
+``python -m benchmarks.rounds promise [--repetitions 400]``
+    How often the promised risk is exceeded: by the whole rule, and by a rule that peeks.
+``python -m benchmarks.rounds seconds``
+    Seconds a question of ``ask`` and of a table, with 20 samples and in rounds, in one process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks import blackbox
+from benchmarks.columns import FEWER, LOG_DET, Columns, load
+from benchmarks.confirm import STATISTICS, _repeat, baseline, chosen, divided, practical
+from fusevlm import Fuse, Samples
+from fusevlm.fuse.rounds import Rounds, Tier, usual_tiers
+from fusevlm.fuse.thresholds import learn_then_test
+from fusevlm.render.text import layout
+from fusevlm.scorer import Features, Scorer
+from fusevlm.scores import label_free
+from fusevlm.scores.votes import VOTES, voted
+from fusevlm.types import Queries
+
+Floats = np.ndarray[Any, Any]
+RISKS, DELTA, N = (0.05, 0.1), 0.1, 20
+BUDGETS = (None, 0.0, 1.0, 2.0, 4.0, 8.0, 20.0)
+TIERS = usual_tiers(N, sizes=FEWER)
+FIXED, NONE = "practical, 20 samples", "practical, no sample"
+
+
+def named(budget: float | None) -> str:
+    return "rounds, as needed" if budget is None else f"rounds, {budget:g} wanted"
+
+
+# ------------------------------------------------------------------------------------- embedded
+
+
+def tables(columns: Columns) -> list[Queries]:
+    """The queries at each tier: evidence of so many samples."""
+    found = []
+    for tier in TIERS:
+        name = LOG_DET if tier.samples == N else f"{LOG_DET}_{tier.samples}"
+        own = chosen(columns, STATISTICS, (name,) if tier.samples else ())
+        samples = [Samples([], answer="-", answer_logprobs=[-value]) for value in own.nll]
+        found.append(
+            Queries(
+                [str(k) for k in range(len(own))], samples, own.wrong, prior=own.prior,
+                evidence={"log_det": own.evidence[name]} if tier.samples else {},
+                inputs=own.inputs, units=[str(u) for u in own.unit],
+            )
+        )  # fmt: skip
+    return found
+
+
+def tokens(columns: Columns, samples: Floats) -> Floats:
+    """Generated for each query: the answer and so many samples."""
+    found = columns.facts["tokens_0"].astype(float)
+    for n in (*FEWER, N):
+        found = found + np.where(samples == n, columns.facts[f"tokens_{n}"], 0)
+    return np.asarray(found)
+
+
+def judged(columns: Columns, seed: int, names: Sequence[str]) -> dict[str, Floats]:
+    """[risks, 3] of each method: coverage, tokens a query, and the errors among its answers."""
+    known, rest = divided(columns, seed)
+    found: dict[str, list[tuple[float, float, float]]] = {}
+
+    def note(name: str, answered: Floats, spent: float) -> None:
+        wrong = float(rest.wrong[answered].mean()) if answered.any() else 0.0
+        found.setdefault(name, []).append((float(np.mean(answered)), spent, wrong))
+
+    rounds = Rounds(TIERS).fit(tables(known))
+    scored = rounds.score(tables(rest))
+    sizes = np.array([tier.samples for tier in rounds.fitted.tiers])
+    for risk in RISKS:
+        for budget in BUDGETS:
+            one = rounds.decide(scored, risk=risk, delta=DELTA, samples=budget)
+            note(named(budget), one.answer, float(tokens(rest, sizes[one.tier]).mean()))
+    whole = float(tokens(rest, np.full(len(rest), N)).mean())
+    alone = float(tokens(rest, np.zeros(len(rest))).mean())
+    forms: dict[str, tuple[Any, float]] = {
+        FIXED: (practical(known, rest), whole),
+        NONE: (practical(known, rest, evidence=()), alone),
+        **{
+            name: (baseline(known, rest, name), alone if name == "g_nll" else whole)
+            for name in names
+        },
+    }
+    for risk in RISKS:
+        for name, (form, spent) in forms.items():
+            note(name, form.u <= form.theta[risk], spent)
+    return {name: np.array(rows) for name, rows in found.items()}
+
+
+def embedded(seeds: Sequence[Columns], n_divisions: int, n_boot: int) -> str:
+    names = list(label_free(list(seeds[0].scores)))
+    table: dict[str, list[Floats]] = {}
+    for columns in seeds:
+        for d in range(n_divisions):
+            _progress("divisions", d, n_divisions)
+            for name, rows in judged(columns, d, names).items():
+                table.setdefault(name, []).append(rows)
+    mean = {name: np.mean(rows, axis=0) for name, rows in table.items()}
+    full = mean[FIXED][0, 1]
+    order = sorted(mean, key=lambda n: (n in names, -mean[n][0, 0] if n in names else 0))
+    lines = [
+        (
+            name, f"{mean[name][0, 0]:.3f}", f"{mean[name][1, 0]:.3f}", f"{mean[name][0, 2]:.3f}",
+            f"{mean[name][0, 1]:.1f}", f"{full / mean[name][0, 1]:.1f}×",
+        )
+        for name in order
+    ]  # fmt: skip
+    head = ("", "certified at 5 %", "at 10 %", "observed at 5 %", "tokens", "fewer")
+    parts = [layout(head, lines)]
+    if n_boot:
+        parts.append(_intervals(seeds, n_boot))
+    return "\n\n".join(parts)
+
+
+def _intervals(seeds: Sequence[Columns], n_boot: int) -> str:
+    """Differences of certified coverage with intervals over images drawn anew."""
+    rng = np.random.default_rng(0)
+    found: dict[str, list[Floats]] = {FIXED: [], NONE: []}
+    for b in range(n_boot):
+        _progress("draws of images", b, n_boot)
+        images = np.unique(seeds[0].unit)
+        drawn = rng.choice(images, len(images))
+        rows: dict[str, list[Floats]] = {FIXED: [], NONE: []}
+        for columns in seeds:
+            own = _repeat(columns, drawn)
+            for d in range(10):
+                one = judged(own, 1000 * b + d, ())
+                for name in rows:
+                    rows[name].append(one[named(None)][:, 0] - one[name][:, 0])
+        for name, values in rows.items():
+            found[name].append(np.mean(values, axis=0))
+    lines = []
+    for name, values in found.items():
+        low, high = np.quantile(values, [0.025, 0.975], axis=0)
+        cells = [f"{np.mean(values, axis=0)[r]:+.3f} [{low[r]:+.3f}, {high[r]:+.3f}]"
+                 for r in range(len(RISKS))]  # fmt: skip
+        lines.append((f"{named(None)} − {name}", *cells))
+    return layout(("certified coverage", "at 5 %", "at 10 %"), lines)
+
+
+# --------------------------------------------------------------------------------------- replay
+
+
+def replay_tables(task: blackbox.Task, tiers: Sequence[Tier], inputs: Any) -> list[Queries]:
+    found = []
+    for tier in tiers:
+        rows = [replace(r, samples=r.samples.first(tier.samples)) for r in task.rows if r.samples]
+        table = Scorer(Fuse(), Features(evidence=tier.extra)).table(rows)
+        wrong = [bool(row.wrong) for row in rows]
+        found.append(replace(table, wrong=wrong, units=task.units, inputs=inputs))
+    return found
+
+
+def replay_tiers(task: blackbox.Task) -> list[Tier]:
+    """Of FESTA five answers to the negated statement, as its data has them."""
+    if "complement" in task.rows[0].columns:
+        return list(usual_tiers(10, {"complement": 5.0}, sizes=(1, 2, 5)))
+    assert task.rows[0].samples is not None
+    return list(usual_tiers(len(task.rows[0].samples), sizes=(1, 2, 4, 8, 16)))
+
+
+def replay(tasks: Sequence[blackbox.Task], divisions: int, vectors: Any) -> str:
+    found: dict[tuple[str, str], list[tuple[float, float, int, int]]] = {}
+    for task in tasks:
+        tiers = replay_tiers(task)
+        inputs = {} if vectors is None else {"text": vectors([r.query.question for r in task.rows])}
+        whole = replay_tables(task, tiers, inputs)
+        votes = {name: voted(name, whole[-1]) for name in VOTES}
+        for seed in range(divisions):
+            fit, rest = blackbox.divided(task, seed)
+            known, new = ([table.take(rows) for table in whole] for rows in (fit, rest))
+            wrong = new[0].wrong
+
+            def note(
+                name: str, answers: Any, yes: Floats, wrong: Floats = wrong,
+                kind: str = task.name.split()[0],
+            ) -> None:  # fmt: skip
+                row = (float(np.mean(answers)), float(yes.mean()), int(wrong[yes].sum()),
+                       int(yes.sum()))  # fmt: skip
+                found.setdefault((kind, name), []).append(row)
+
+            rounds = Rounds(tiers).fit(known)
+            scored = rounds.score(new)
+            for budget in (None, 0.0, 1.0, 2.0, 4.0, 6.0, 8.0, 12.0, 100.0):
+                one = rounds.decide(scored, risk=task.risk, delta=DELTA, samples=budget)
+                note(named(budget), one.answers, one.answer)
+            for tier, own, other in zip(tiers, known, new, strict=True):
+                if tier in rounds.fitted.tiers:
+                    one = Rounds([tier]).fit([own]).decide([other], risk=task.risk, delta=DELTA)
+                    note(f"fixed: {tier.name}", one.answers, one.answer)
+            for name, (used, u) in votes.items():
+                theta = learn_then_test(u[fit], known[0].wrong, risk=task.risk, delta=DELTA)
+                note(name, used[rest] + 1, theta.answers(u[rest]))
+    lines = [
+        (
+            task, name, f"{np.mean([r[0] for r in rows]):.2f}",
+            f"{np.mean([r[1] for r in rows]):.3f}",
+            f"{np.mean([r[1] == 0 for r in rows]):.2f}",
+            f"{sum(r[2] for r in rows) / max(1, sum(r[3] for r in rows)):.3f}",
+        )
+        for (task, name), rows in found.items()
+    ]  # fmt: skip
+    return layout(("", "rule", "answers", "certified at .3", "nothing", "observed risk"), lines)
+
+
+# -------------------------------------------------------------------------------------- promise
+
+
+def promise(repetitions: int) -> str:
+    from tests.fuse.test_stopping import naive, rounds_of, run, world
+
+    lines = []
+    for case in ("informed", "crooked", "blind"):
+        for size in (60, 200, 1000):
+            options = {"crooked": case == "crooked", "noise": (1.2, 3.0, 3.0, 3.0)}
+            fresh_wrong, fresh, variance = world(6000, 99, **options)
+            over, peeked, shares, spent = 0, 0, [], []
+            for k in range(repetitions):
+                tuning = world(size, 10_000 + k, **options)[:2]
+                kept = world(size, 50_000 + k, **options)[:2]
+                apart = case != "blind"
+                rounds = rounds_of(tuning if apart else kept, kept, variance, apart=apart)
+                plan = rounds.plan(0.1, DELTA, 3.0 if k % 2 else None)
+                answered, answers = run(rounds, fresh, plan)
+                over += bool(answered.any()) and fresh_wrong[answered].mean() > 0.1
+                looked = naive(kept, fresh, 0.1, DELTA)
+                peeked += bool(looked.any()) and fresh_wrong[looked].mean() > 0.1
+                shares.append(answered.mean())
+                spent.append(answers.mean())
+            lines.append(
+                (case, str(size), f"{over / repetitions:.3f}", f"{peeked / repetitions:.3f}",
+                 f"{np.mean(shares):.3f}", f"{np.mean(spent):.2f} of 17")
+            )  # fmt: skip
+    bar = DELTA + 3 * np.sqrt(DELTA * (1 - DELTA) / repetitions)
+    head = ("world", "labels", "exceeded", "peeking", "coverage", "answers")
+    return f"{layout(head, lines)}\n\nbar {bar:.3f}, {repetitions} calibration sets each"
+
+
+# -------------------------------------------------------------------------------------- seconds
+
+
+def seconds(count: int) -> str:
+    import fusevlm
+    from fusevlm.data.questions import queries
+
+    assistant = fusevlm.load()
+    asked = [replace(q, id=str(k)) for k, q in enumerate(queries("test", limit=count))]
+    ways: dict[str, Callable[[], Any]] = {
+        "ask, 20 samples": lambda: [assistant.ask(q.images[0], q.question) for q in asked],
+        "ask --fast": lambda: [
+            assistant.ask(q.images[0], q.question, samples="as needed") for q in asked
+        ],
+        "ask --samples 4": lambda: [
+            assistant.ask(q.images[0], q.question, samples=4.0) for q in asked
+        ],
+        "table, 20 samples": lambda: _batches(assistant, asked, None),
+        "table, --fast": lambda: _batches(assistant, asked, "as needed"),
+        "table, --samples 4": lambda: _batches(assistant, asked, 4.0),
+    }
+    for way in ways.values():  # plans are made once
+        way()
+    took = {name: [] for name in ways}  # type: ignore[var-annotated]
+    for _ in range(3):
+        for name, way in ways.items():
+            start = time.perf_counter()
+            way()
+            took[name].append((time.perf_counter() - start) / count)
+    best = {name: min(values) for name, values in took.items()}
+    lines = []
+    for name, value in best.items():
+        whole = best["ask, 20 samples" if name.startswith("ask") else "table, 20 samples"]
+        lines.append((name, f"{1000 * value:.1f}", f"{whole / value:.2f}×"))
+    return layout(("", "ms a question", "faster"), lines)
+
+
+def _batches(assistant: Any, asked: Sequence[Any], samples: Any) -> None:
+    for start in range(0, len(asked), 16):
+        assistant.ask_all(asked[start : start + 16], samples=samples)
+
+
+def _progress(what: str, done: int, total: int) -> None:
+    if done % max(1, total // 10) == 0:
+        print(f"{what}: {done} of {total}", file=sys.stderr, flush=True)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("part", choices=("embedded", "replay", "promise", "seconds"))
+    parser.add_argument("files", type=Path, nargs="*")
+    default = os.environ.get("FUSEVLM_TEST_DATA")
+    parser.add_argument("--data", type=Path, default=default and Path(default))
+    parser.add_argument("--divisions", type=int)
+    parser.add_argument("--boot", type=int, default=0)
+    parser.add_argument("--repetitions", type=int, default=400)
+    parser.add_argument("--questions", type=int, default=48)
+    args = parser.parse_args(arguments)
+    logging.getLogger("fusevlm").setLevel(logging.CRITICAL)
+    if args.part == "embedded":
+        print(embedded([load(path) for path in args.files], args.divisions or 100, args.boot))
+    elif args.part == "promise":
+        print(promise(args.repetitions))
+    elif args.part == "seconds":
+        print(seconds(args.questions))
+    else:
+        from benchmarks.mmbench import vectors_of
+
+        def vectors(texts: Sequence[str]) -> Floats:
+            known = vectors_of(list(dict.fromkeys(texts)), None)
+            return np.stack([known[text] for text in texts])
+
+        print(replay(blackbox.triviaqa(args.data), args.divisions or 20, vectors) + "\n")
+        print(replay(blackbox.festa_tasks(args.data), args.divisions or 20, None))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,153 @@
+"""Queries with the samples somebody already has: tables of them, and logs of other tools.
+
+A table (CSV, JSON lines, Parquet) has a row per query:
+
+    samples          the sampled answers, a list; in CSV a JSON list
+    question, image  what was asked, as in a table of queries; also id, images, history
+    logprobs         token log-probabilities of each sample, a list of lists; or left out
+    answer           the answer that is judged; the most frequent one of the samples if left out
+    answer_logprobs  its token log-probabilities; or left out
+    wrong            whether it was wrong (0/1, true/false); or
+    references       the right answers, from which a criterion tells
+
+All other columns are numbers or names that may be used by name: prior statistics, evidence, units.
+A row that cannot be read has an error and is left out of a fit.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from fusevlm import checks
+from fusevlm.data import logs
+from fusevlm.data.correctness import is_wrong
+from fusevlm.data.tables import listed, query_of
+from fusevlm.errors import FuseError, InputError
+from fusevlm.meanings import best_sample
+from fusevlm.store import read_table
+from fusevlm.types import Query, Samples
+
+OWN = ("samples", "logprobs", "answer", "answer_logprobs", "wrong")
+WORDS = {"true": True, "false": False, "1": True, "0": False, "1.0": True, "0.0": False}
+TABLE = "table"
+Reader = Callable[[Path], list[dict[str, Any]]]
+FORMS: dict[str, Reader] = {"inspect": logs.read_inspect, "lmms-eval": logs.read_lmms_eval}
+
+
+@dataclass(frozen=True, eq=False)
+class Sampled:
+    """A query, what was said to it, whether that was wrong where it is known; or an error."""
+
+    query: Query
+    samples: Samples | None = None
+    wrong: bool | None = None
+    error: str = ""
+    columns: Mapping[str, Any] = field(default_factory=dict)
+
+    def number(self, name: str) -> float:
+        """A column as a number; NaN where there is none."""
+        value = self.columns.get(name)
+        if value is None or value == "":
+            return math.nan
+        try:
+            return float(WORDS.get(str(value).lower(), value))
+        except (TypeError, ValueError) as error:
+            raise InputError(
+                f"query {self.query.id!r}: {name} is {value!r}; expected a number."
+            ) from error
+
+
+def read_sampled(
+    path: str | os.PathLike[str],
+    images: str | os.PathLike[str] | None = None,
+    *,
+    form: str = TABLE,
+    criterion: str = "exact_match",
+    outside: bool = False,
+    limit: int | None = None,
+) -> list[Sampled]:
+    """All rows of a table, or of the log of another tool (``form``, one of FORMS)."""
+    source = Path(path)
+    if form == TABLE:
+        table = read_table(source)
+        if "samples" not in table:
+            raise InputError(
+                f"{source} has no column 'samples'; it has {', '.join(table)}. Is it a log? Say "
+                f"--from {' or --from '.join(FORMS)}."
+            )
+        size = len(table["samples"])
+        rows = [{name: values[i] for name, values in table.items()} for i in range(size)]
+    else:
+        rows = FORMS[checks.known(form, FORMS, "--from")](source)
+    rows = rows if limit is None else rows[: checks.count(limit, "limit")]
+    root = Path(images) if images is not None else source.parent
+    found = [_row(row, i, root, criterion, outside) for i, row in enumerate(rows)]
+    seen: set[str] = set()
+    for one in found:
+        if one.query.id in seen:
+            raise InputError(f"{source} has the id {one.query.id!r} twice; ids must be unique.")
+        seen.add(one.query.id)
+    return found
+
+
+def _row(row: Mapping[str, Any], i: int, root: Path, criterion: str, outside: bool) -> Sampled:
+    name = str(row["id"]) if row.get("id") not in (None, "") else str(i)
+    try:
+        query = replace(query_of({"question": "", **row}, i, root, outside), id=name)
+        columns = {k: v for k, v in query.metadata.items() if k not in OWN}
+        query = replace(query, metadata=columns)
+        samples = _samples(row)
+        return Sampled(query, samples, _wrong(row, query, samples, criterion), columns=columns)
+    except (FuseError, ValueError, TypeError, RecursionError) as error:
+        return Sampled(Query(name, str(row.get("question") or "")), error=f"row {i + 1}: {error}")
+
+
+def _samples(row: Mapping[str, Any]) -> Samples:
+    texts = listed(row.get("samples"))
+    logprobs = _lists(row.get("logprobs"))
+    if texts and all(isinstance(one, Mapping) for one in texts):  # {"text": …, "logprobs": …}
+        rows = [one.get("logprobs") for one in texts]
+        logprobs = rows if logprobs is None and all(rows) else logprobs
+        texts = [one.get("text") for one in texts]
+    if not texts:
+        raise InputError("it has no samples; expected a list of texts.")
+    texts = ["" if one is None else str(one) for one in texts]
+    answer, own = row.get("answer"), _lists(row.get("answer_logprobs"))
+    if answer is not None and answer != "":
+        return Samples(texts, logprobs, answer=str(answer), answer_logprobs=own)
+    if logprobs is not None:
+        return Samples(texts, logprobs)
+    return Samples(texts, answer=texts[best_sample(texts)], answer_is_sample=True)
+
+
+def _lists(value: Any) -> list[Any] | None:
+    """A list, or none where nothing is given; in CSV it is JSON."""
+    if value is None or value == "":
+        return None
+    found = json.loads(value) if isinstance(value, str) else value
+    if not isinstance(found, Sequence) or isinstance(found, str):
+        raise InputError(f"log-probabilities are {str(value)[:40]!r}; expected a list.")
+    return list(found) or None
+
+
+def _wrong(row: Mapping[str, Any], query: Query, samples: Samples, criterion: str) -> bool | None:
+    """Of the judged answer: as the row says, or by its references."""
+    said = row.get("wrong")
+    if isinstance(said, Sequence) and not isinstance(said, str):  # of each sample
+        if len(said) != len(samples):
+            raise InputError(f"wrong has {len(said)} entries for {len(samples)} samples.")
+        said = said[samples.texts.index(str(samples.answer))]
+    if said is not None and said != "" and said == said:
+        word = str(said).lower()
+        if word not in WORDS:
+            raise InputError(f"wrong is {said!r}; expected 0 or 1, true or false.")
+        return WORDS[word]
+    if not query.references:
+        return None
+    return is_wrong(str(samples.answer), query.references, criterion)

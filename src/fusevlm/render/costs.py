@@ -1,0 +1,94 @@
+"""What samples cost and bring: coverage that is certified against answers that are generated."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fusevlm.render.plots import Drawing, draw, legend, looks
+
+ADAPTIVE = "adaptive"  # the method of rows that are drawn in rounds
+HEADER = ("answers", "tokens", "certified", "observed risk")
+ROUNDS = (
+    "in rounds: certified coverage with samples drawn only where the decision is open; answers and "
+    "tokens generated for a query, on average"
+)
+FIXED = "the same with fixed numbers of samples, and of votes that stop early"
+
+
+def tables(rounds: Mapping[str, Any]) -> list[tuple[str, tuple[str, ...], list[tuple[str, ...]]]]:
+    """(what it is, header, rows) of rounds and of fixed numbers, as far as there are any."""
+    found: list[tuple[str, tuple[str, ...], list[tuple[str, ...]]]] = []
+    if rounds["rows"]:
+        rows = [
+            (f"{row['risk']:g}", wanted(row), *_price(row), stopped(rounds["tiers"], row))
+            for row in rounds["rows"]
+        ]
+        found.append((ROUNDS, ("risk", "samples wanted", *HEADER, "stopped after"), rows))
+    if rounds["fixed"]:
+        fixed = [
+            (row["method"], f"{row['risk']:g}", f"{row['samples']:g}", *_price(row))
+            for row in rounds["fixed"]
+        ]
+        found.append((FIXED, ("method", "risk", "samples", *HEADER), fixed))
+    return found
+
+
+def wanted(row: Mapping[str, Any]) -> str:
+    """The budget of a row in rounds."""
+    return "as needed" if row["budget"] is None else f"{row['budget']:g}"
+
+
+def stopped(tiers: Sequence[str], row: Mapping[str, Any]) -> str:
+    """Which share of the queries stopped where."""
+    return ", ".join(
+        f"{share:.0%} {tier}" for tier, share in zip(tiers, row["shares"], strict=True) if share
+    )
+
+
+def _price(row: Mapping[str, Any]) -> tuple[str, ...]:
+    tokens, observed = row["tokens"], row["observed"]
+    return (
+        f"{row['answers']:.2f}",
+        "–" if tokens is None else f"{tokens:.1f}",
+        f"{row['coverage']:.3f}",
+        "–" if observed is None else f"{observed:.3f}",
+    )
+
+
+def lines(rounds: Mapping[str, Any], risk: float) -> dict[str, list[tuple[float, float]]]:
+    """(answers, coverage) of each method at a risk, cheapest first."""
+    found: dict[str, list[tuple[float, float]]] = {}
+    for row in [*rounds["rows"], *rounds["fixed"]]:
+        if row["risk"] == risk:
+            found.setdefault(row["method"], []).append((row["answers"], row["coverage"]))
+    return {method: sorted(points) for method, points in found.items()}
+
+
+def columns(rounds: Mapping[str, Any]) -> dict[str, list[Any]]:
+    """All points as columns, for a file of numbers."""
+    names = ("method", "risk", "budget", "samples", "answers", "tokens", "coverage", "observed")
+    rows = [*rounds["rows"], *rounds["fixed"]]
+    return {name: [row.get(name) for row in rows] for name in names}
+
+
+def draw_costs(
+    rounds: Mapping[str, Any], risks: Sequence[float], titles: Mapping[str, str]
+) -> Drawing:
+    """Certified coverage against generated answers, a panel for each risk; votes are points."""
+
+    def plot(figure: Any) -> None:
+        panels = figure.subplots(1, len(risks), sharey=True, squeeze=False)[0]
+        for axes, risk in zip(panels, risks, strict=True):
+            shown = {m: p for m, p in lines(rounds, risk).items() if m == ADAPTIVE or m in titles}
+            for number, (method, points) in enumerate(shown.items()):
+                x, y = zip(*points, strict=True)
+                style = looks(number) | ({"marker": "o", "markersize": 3.5})
+                axes.plot(x, y, label=titles.get(method, "FUSE in rounds"), **style)
+            axes.set_xscale("log", base=2)
+            axes.set_xlabel("generated answers a query")
+            axes.set_title(f"risk {risk:g}")
+        panels[0].set_ylabel("certified coverage")
+        legend(figure, panels[0], columns=3)
+
+    return draw((3.2 * len(risks) + 0.6, 3.6), plot)
