@@ -11,6 +11,8 @@ PIP_INSTALL := $(RUN)/python -m pip install --quiet --disable-pip-version-check 
 
 # two threads on busy cores can be far slower than one
 export OMP_NUM_THREADS = 1
+# some virtual machines announce AMX and do not let programs use it: half precision would crash
+export ONEDNN_MAX_CPU_ISA = AVX512_CORE_BF16
 
 .PHONY: demo embedded ship test test-all test-browser test-vllm bench-vllm test-latex lint bench bench-adapter photos mutants tree refresh docs clean
 

@@ -11,7 +11,7 @@ from fusevlm.cli import main
 from fusevlm.config import as_tree, demo_config
 from fusevlm.pipeline.run import STAGES, TRAINING, run_stages
 from fusevlm.store import runs as folders
-from fusevlm.store import save_json
+from fusevlm.store.files import read_sealed, save_sealed
 
 
 @pytest.fixture(scope="module")
@@ -178,9 +178,9 @@ def test_run_accepts_only_and_redo(run, tmp_path, capsys):
 def test_ls_says_where_runs_stand(run, capsys):
     shutil.copytree(run, run.parent / "other")
     folders.set_aside(run.parent / "other", "report")
-    changed = json.loads((run.parent / "other" / "run.json").read_text())
+    changed = read_sealed(run.parent / "other" / "run.json", "")
     changed["config"]["calibrate"]["seed"] = 5
-    save_json(run.parent / "other" / "run.json", changed)
+    save_sealed(run.parent / "other" / "run.json", changed)
     shutil.copytree(run, run.parent / "spoilt")
     (run.parent / "spoilt" / "run.json").write_text("{")
     (run.parent / "not-a-run").mkdir()

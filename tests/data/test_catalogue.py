@@ -51,7 +51,7 @@ def test_a_split_without_answers_has_to_be_meant(tmp_path):
 def test_own_tables_open_as_file(tmp_path):
     path = write(tmp_path / "mine.jsonl", '{"question": "What?", "references": ["a", "b"]}\n')
     (query,) = open_dataset({"kind": "file", "path": path})
-    assert (query.question, query.references) == ("What?", ["a", "b"])
+    assert (query.question, query.references) == ("What?", ("a", "b"))
 
 
 def test_a_table_without_questions_names_the_nearest_column(tmp_path):

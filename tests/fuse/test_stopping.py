@@ -162,7 +162,8 @@ def test_the_promise_holds_for_the_whole_rule(case):
     assert over / repetitions <= bar
     assert peeked / repetitions > bar  # the rule that peeks is seen to break it
     assert np.mean(shares) > 0.2
-    assert np.mean(spent) < COST[-1] / 2
+    # without labels for weights every sample is bought that could matter
+    assert np.mean(spent) < COST[-1] * (0.75 if case == "blind" else 0.5)
 
 
 def test_tiers_and_their_costs():

@@ -159,9 +159,9 @@ def test_queries_from_files(tmp_path):
     path = tmp_path / "q.csv"
     path.write_text('question,image,references,split\nwhat,a.png,"[""red""]",test\nhow,,,train\n')
     one, two = read_queries(path, tmp_path / "pictures")
-    assert (one.id, one.references, one.metadata) == ("0", ["red"], {"split": "test"})
+    assert (one.id, one.references, one.metadata) == ("0", ("red",), {"split": "test"})
     assert one.images == [tmp_path / "pictures" / "a.png"]
-    assert (two.images, two.references) == ([], [])
+    assert (list(two.images), two.references) == ([], ())
     assert len(read_queries(path, limit=1)) == 1
     path.write_text("q\nwhat\n")
     with pytest.raises(InputError, match="no column 'question'"):

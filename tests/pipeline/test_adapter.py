@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from tests.pipeline.conftest import renote
 
 from fusevlm.config import change_config, make_config
 from fusevlm.errors import InputError
@@ -77,6 +78,7 @@ def test_activations_are_measured_against_the_calibration_queries(tmp_path, monk
     config = make_config({"adapter": tree}, "test")
     adapter.make(Work(tmp_path, config, lambda *_: None))
     runs.write_manifest(tmp_path, Manifest("adapter", {}, {}, {}, complete=True))
+    renote(tmp_path, "adapter")
     found = read_statistics(tmp_path)
     assert set(found) == set(ids) - {ids[4]}
     names = {"mahalanobis_image": ("image", fit_gaussian, mahalanobis),

@@ -6,7 +6,7 @@ import re
 
 import numpy as np
 import pytest
-from tests.pipeline.conftest import TREE, make_run
+from tests.pipeline.conftest import TREE, make_run, renote
 from tests.pipeline.tiny_models import BENCH, save_queries
 from tests.render.test_latex import check_structure
 
@@ -22,7 +22,7 @@ from fusevlm.pipeline.run import run_stages, states
 from fusevlm.pipeline.score import LABELS
 from fusevlm.render import tables
 from fusevlm.render.results import Curve
-from fusevlm.store import read_parquet, runs, save_parquet
+from fusevlm.store import read_parquet, save_parquet
 from fusevlm.store.runs import read_manifest, read_run
 from fusevlm.testing import tiny
 
@@ -160,10 +160,7 @@ def test_curves_are_kept_as_long_as_all_they_rest_on_is_the_same(small, monkeypa
     labels = root / "score" / LABELS
     columns = read_parquet(labels)
     save_parquet(labels, {**columns, "wrong": [not wrong for wrong in columns["wrong"]]})
-    made = read_manifest(root, "score")
-    files = runs.file_digests(root / "score")
-    digest = runs.digest_of(files)
-    runs.write_manifest(root, dataclasses.replace(made, digest=digest, files=files))
+    renote(root, "score")
     assert curves(seeded) == 6
 
 

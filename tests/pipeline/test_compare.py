@@ -5,6 +5,7 @@ import shutil
 import numpy as np
 import pytest
 from sklearn.metrics import roc_auc_score
+from tests.pipeline.conftest import renote
 
 from fusevlm.cli import main
 from fusevlm.errors import InputError
@@ -28,6 +29,7 @@ def two(run, tmp_path):
     keep = [*range(0, size, 2), 1]  # not all queries, in another order
     save_parquet(other / "evaluate" / PREDICTIONS, {n: [v[k] for k in keep[::-1]]
                                                     for n, v in table.items()})  # fmt: skip
+    renote(other, "evaluate")
     return folder, other, keep
 
 
@@ -83,5 +85,6 @@ def test_what_cannot_be_compared_is_said(two, tmp_path, capsys):
     table = read_predictions(other)
     table["query_id"] = [f"else/{i}" for i in table["query_id"]]
     save_parquet(other / "evaluate" / PREDICTIONS, table)
+    renote(other, "evaluate")
     with pytest.raises(InputError, match="no test query in common"):
         compare.compare_page(one, other)

@@ -356,6 +356,6 @@ def test_groups_of_methods():
 def test_stored_queries_come_back(finished):
     root, _, _ = finished
     first, *_ = read_asked(root)
-    assert (first.id, first.references) == ("calibration/0", ["right"])
+    assert (first.id, first.references) == ("calibration/0", ("right",))
     assert first.metadata["split"] == "calibration"
     assert first.images[0].is_file()

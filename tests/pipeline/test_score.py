@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as parquet
 import pytest
-from tests.pipeline.conftest import TREE, make_run
+from tests.pipeline.conftest import TREE, make_run, renote
 
 from fusevlm import Fuse
 from fusevlm.config import change_config
@@ -17,20 +17,6 @@ from fusevlm.pipeline.run import Work, run_stages
 from fusevlm.pipeline.score import LABELS, TABLE, read_scored, read_table
 from fusevlm.store import runs
 from fusevlm.store.generations import read_embeddings
-
-
-def renote(run, stage):
-    """Note the files of a stage as they now are, as if it had been made so."""
-    made = runs.read_manifest(run, stage)
-    if made is None:
-        return
-    files = runs.file_digests(run / stage)
-    runs.write_manifest(run, replace(made, files=files, digest=runs.digest_of(files)))
-    for path in run.glob("*/stage.json"):
-        later = runs.read_manifest(run, path.parent.name)
-        if stage in later.upstream:
-            upstream = {**later.upstream, stage: runs.digest_of(files)}
-            runs.write_manifest(run, replace(later, upstream=upstream))
 
 
 def rewrite(path, change):

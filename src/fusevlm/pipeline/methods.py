@@ -511,7 +511,10 @@ def _ranked(options: Mapping[str, Any], queries: Queries) -> dict[str, Any]:
     """The row's options; a reduced whitening keeps at most half of the features."""
     if options.get("whitening") not in ("low_rank", "pca"):
         return dict(options)
-    d = queries.samples[0].embeddings.shape[1]
+    states = queries.samples[0].embeddings
+    if states is None:
+        return dict(options)  # the fit says what is missing
+    d = states.shape[1]
     return {**options, "rank": min(Options().rank, d // 2)}
 
 
