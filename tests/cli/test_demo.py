@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 
@@ -41,4 +42,7 @@ def test_two_demos_agree_byte_for_byte(tmp_path):
         part["slice"] for part in results["slices"]
     }
     page = (tmp_path / "a" / "report" / "index.html").read_text()
-    assert page.count('src="data:image/png;base64,') == 20
+    (held,) = re.findall(r'<script type="application/json" id="data">(.*?)</script>', page)
+    data = json.loads(held)
+    assert sorted(data["gallery"]) == list(range(whole["queries"]))
+    assert all(picture.startswith("data:image/") for picture in data["picture"])

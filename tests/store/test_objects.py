@@ -47,7 +47,8 @@ def arrays_of(folder):
 
 
 def test_what_is_stored_comes_back(tmp_path):
-    arrays = [np.arange(6.0).reshape(2, 3).T, np.array([True, False]), np.arange(3), np.zeros(0)]
+    arrays = [np.arange(6.0).reshape(2, 3).T, np.array([True, False]), np.arange(3), np.zeros(0),
+              np.array(2.5)]  # fmt: skip
     plain = {"t": (1, [2, (3.5, None)]), "inf": (math.inf, -math.inf), "s": "σ", "yes": True}
     store(tmp_path, Outer(Inner(arrays), plain))
     again = load(tmp_path)
@@ -55,7 +56,7 @@ def test_what_is_stored_comes_back(tmp_path):
     assert isinstance(again.more["t"][1], list)
     assert again.more["yes"] is True
     for one, two in zip(arrays, again.inner.rows, strict=True):
-        assert one.dtype == two.dtype
+        assert (one.dtype, one.shape) == (two.dtype, two.shape)
         np.testing.assert_array_equal(one, two)
     store(tmp_path, Inner(math.nan))
     assert math.isnan(load(tmp_path).rows)

@@ -47,7 +47,7 @@ def save_object(
     target = Path(folder)
     arrays: dict[str, np.ndarray[Any, Any]] = {}
     tree = pack(value, arrays)
-    payload = packed({name: np.ascontiguousarray(a) for name, a in arrays.items()})
+    payload = packed({name: np.asarray(a, order="C") for name, a in arrays.items()})
     total = digest(payload)
     name = f"arrays-{total[:12]}.safetensors"  # beside those of an older object, not in their place
     head = {
