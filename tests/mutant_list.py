@@ -413,7 +413,8 @@ MUTANTS = [
            "models/test_draws.py::"
            "test_a_number_at_either_end_still_gives_a_possible_token"),
     Mutant("more samples change the first ones", "models/draws.py:uniforms",
-           "f'{seed}\\x1f{query_id}\\x1f{sample}'", "f'{seed}\\x1f{query_id}\\x1f{steps}\\x1f{sample}'",
+           "f'{seed}\\x1f{query_id}\\x1f{sample}'",
+           "f'{seed}\\x1f{query_id}\\x1f{steps}\\x1f{sample}'",
            "models/test_draws.py::"
            "test_keyed_numbers_do_not_depend_on_how_many_are_asked_for"),
     Mutant("temperatures in order of the grid", "models/temperatures.py:stratified",
