@@ -14,7 +14,9 @@ export OMP_NUM_THREADS = 1
 # some virtual machines announce AMX and do not let programs use it: half precision would crash
 export ONEDNN_MAX_CPU_ISA = AVX512_CORE_BF16
 
-.PHONY: demo embedded ship test test-all test-browser test-vllm bench-vllm test-latex lint bench bench-adapter photos mutants tree refresh docs clean
+AUDIT ?= .venv-audit
+
+.PHONY: demo embedded ship test test-all test-browser test-vllm bench-vllm test-latex audit lint bench bench-adapter photos mutants tree refresh docs clean
 
 demo: $(VENV)/.demo
 	$(RUN)/fusevlm demo $(if $(LIMIT),--limit $(LIMIT)) --seed $(SEED) $(ARGS) || test $$? = 3
@@ -40,6 +42,12 @@ bench-vllm: $(VLLM)/.made
 test-latex: $(VENV)/.test
 	command -v pdflatex || (apt-get update && apt-get install -y --no-install-recommends texlive-latex-base texlive-latex-recommended)
 	$(RUN)/python -m tests.latex $(ARGS)
+
+# known vulnerabilities of the pinned packages; needs the network
+audit:
+	$(PYTHON) -m venv $(AUDIT)
+	$(AUDIT)/bin/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) pip-audit
+	$(AUDIT)/bin/pip-audit -r constraints.txt --no-deps --disable-pip $(ARGS)
 
 lint: $(VENV)/.test
 	$(RUN)/ruff check .
@@ -84,7 +92,7 @@ docs: $(VENV)/.docs
 	$(RUN)/mkdocs build --strict --site-dir site
 
 clean:
-	rm -rf $(VENV) $(VLLM) site runs .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(VLLM) $(AUDIT) site runs .pytest_cache .mypy_cache .ruff_cache
 
 $(VENV)/.made:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "fusevlm needs Python 3.11 or newer; say make PYTHON=/path/to/python3.11")'

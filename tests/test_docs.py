@@ -20,7 +20,7 @@ from fusevlm.settings import SECTIONS
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-LINKED = [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"]
+LINKED = [*PAGES, *(ROOT / f"{name}.md" for name in ("CONTRIBUTING", "CHANGELOG", "SECURITY"))]
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
@@ -83,6 +83,14 @@ def test_places_in_the_code_exist(page):
     places = re.findall(r"`([\w/]+\.py(?::[\w.]+)?)`", (ROOT / "docs" / page).read_text())
     assert len(places) > 10
     assert all(exists(place) for place in places if not place.startswith(("factory", "tests")))
+
+
+def test_the_tests_of_the_safety_page_exist():
+    rows = (ROOT / "docs" / "safety.md").read_text().split("\n## ")[1].splitlines()[4:]
+    for row in (line for line in rows if line):
+        named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", row)
+        assert named, row
+        assert all(f"def {test}(" in (ROOT / file).read_text() for file, test in named)
 
 
 def test_the_places_of_paper_and_practice_exist():
