@@ -16,7 +16,7 @@ export ONEDNN_MAX_CPU_ISA = AVX512_CORE_BF16
 
 AUDIT ?= .venv-audit
 
-.PHONY: demo embedded ship test test-all test-browser test-vllm bench-vllm test-latex audit lint bench bench-adapter photos mutants tree refresh docs clean
+.PHONY: demo embedded ship test test-all test-browser pictures test-vllm bench-vllm test-latex audit lint bench bench-adapter photos mutants tree refresh docs clean
 
 demo: $(VENV)/.demo
 	$(RUN)/fusevlm demo $(if $(LIMIT),--limit $(LIMIT)) --seed $(SEED) $(ARGS) || test $$? = 3
@@ -30,6 +30,11 @@ test-all: lint $(VENV)/.slow
 # in a real browser: Debian's, installed where it is missing; part of test-all where it is there
 test-browser: $(VENV)/.browser
 	$(RUN)/python -m pytest tests/browser $(ARGS)
+
+# the pictures of the documentation, of a finished make demo
+pictures: $(VENV)/.browser
+	$(RUN)/python -m tests.browser.pictures runs/demo docs/pictures
+	$(RUN)/python -m benchmarks.reasons runs/demo --page docs/ask.md
 
 # by hand: vLLM on a CPU, 3.5 GB in an environment of its own
 test-vllm: $(VLLM)/.made

@@ -1,12 +1,13 @@
 """Is the reason that ``ask`` gives true? Reasons against known causes, on a finished demo.
 
-``python -m benchmarks.reasons [runs/demo] [--examples DIR]``
+``python -m benchmarks.reasons [runs/demo] [--page docs/ask.md]``
 
 Causes are known for the embedded queries: a corruption of severity 1–2 or 3–5, a phrasing that was
 never seen in training, a colour–shape pair held out of it; and for the pictures of scikit-learn and
 questions from elsewhere that are asked here. The table counts the reason (``cause`` of the fit,
 with the side of the input) among the queries that are not answered at risk .05, and among all.
-With ``--examples`` ten outputs of ``ask`` are written there, one for each kind of query.
+With ``--page`` the tables, and ten outputs of ``ask``, one for each kind of query, are put into that
+page, between the marks that it has for them.
 """
 
 from __future__ import annotations
@@ -147,24 +148,33 @@ def main(arguments: Sequence[str] | None = None) -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("run", nargs="?", type=Path, default=Path("runs/demo"))
-    parser.add_argument(
-        "--examples", type=Path, metavar="FILE", help="write ten outputs as Markdown"
-    )
+    parser.add_argument("--page", type=Path, metavar="FILE", help="put all of it into this page")
     args = parser.parse_args(arguments)
     logging.getLogger("fusevlm").setLevel(logging.ERROR)
     import fusevlm
 
     found = of_run(args.run)
     assistant = fusevlm.load()
+    told = []
     for kind, rows in found.items():
         more = elsewhere(assistant) if kind == "all" else {}
-        print(f"{kind} ({sum(sum(c.values()) for c in rows.values())} test queries)")
-        print(table({**rows, **more}) + "\n")
-    if args.examples:
-        parts = [f"### {title}\n\n```text\n{text}\n```\n" for title, text in
-                 examples(fusevlm.load(args.run), args.run).items()]  # fmt: skip
-        args.examples.write_text("\n".join(parts))
+        total = sum(sum(counts.values()) for counts in rows.values())
+        told.append(f"{kind} ({total} test queries)\n{table({**rows, **more})}\n")
+    print("\n".join(told))
+    if args.page:
+        outputs = examples(fusevlm.load(args.run), args.run).items()
+        parts = [f"### {title}\n\n```text\n{text}\n```\n" for title, text in outputs]
+        page = args.page.read_text()
+        page = put(page, "reasons", "```text\n" + "\n".join(told) + "```\n")
+        args.page.write_text(put(page, "ten questions", "\n".join(parts)))
     return 0
+
+
+def put(page: str, mark: str, text: str) -> str:
+    """The page with ``text`` between ``<!-- mark -->`` and ``<!-- end -->``."""
+    head, rest = page.split(f"<!-- {mark} -->\n", 1)
+    _, tail = rest.split("<!-- end -->", 1)
+    return f"{head}<!-- {mark} -->\n{text}<!-- end -->{tail}"
 
 
 if __name__ == "__main__":

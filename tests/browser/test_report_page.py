@@ -151,6 +151,18 @@ def test_the_numbers_of_a_chart_can_be_kept(run, facts, opened, tmp_path):
     ]
 
 
+def test_the_price_of_samples_follows_the_risk(run, facts, opened):
+    results, _ = facts
+    rows = results["rounds"]["rows"]
+    risks = [row["wanted"] for row in results["risks"]["practical"]]
+    with opened(url(run)) as page:
+        for risk in results["settings"]["risks"]:
+            move(page, risks.index(risk))
+            label = page.locator('figure[data-chart="costs"] svg').last.get_attribute("aria-label")
+            for row in (one for one in rows if one["risk"] == risk):
+                assert f"{row['answers']:.1f} answers {100 * row['coverage']:.0f} %" in label
+
+
 def test_the_page_prints(run, opened):
     with opened(url(run)) as page:
         page.emulate_media(media="print")

@@ -1,6 +1,8 @@
 """Rounds in a run: the replay against decisions by hand, prices, fixed numbers, and no samples."""
 
+import csv
 import json
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -15,6 +17,7 @@ from fusevlm.pipeline.evaluate import read_results
 from fusevlm.pipeline.methods import GUARANTEED, fit_method
 from fusevlm.pipeline.rounds import curve, fit_rounds, replayed, tiers_of, tokens
 from fusevlm.pipeline.score import read_scored
+from fusevlm.render import costs
 from fusevlm.render.text import results_text
 from fusevlm.scores import compute_scores
 from fusevlm.scores.votes import voted
@@ -158,3 +161,32 @@ def test_answers_alone_from_the_file_to_the_table(bare, capsys):
         capsys.readouterr()
         assert main([*words, *more]) == 0, capsys.readouterr().err
         assert "no samples: the answer alone decided" in capsys.readouterr().out
+
+
+def test_the_report_draws_what_rounds_cost(finished):
+    """The figure's file and the page's data are the rows of the results, by their titles."""
+    run, _, _ = finished
+    rows = read_results(run)["rounds"]["rows"]
+    with (run / "report" / "cost-coverage.csv").open() as stream:
+        drawn = list(csv.DictReader(stream))
+    assert [(float(one["answers"]), float(one["coverage"])) for one in drawn] == [
+        (row["answers"], row["coverage"]) for row in rows
+    ]
+    assert {one["method"] for one in drawn} == {"FUSE in rounds"}
+    assert (run / "report" / "cost-coverage.svg").is_file()
+    page = (run / "report" / "index.html").read_text()
+    (held,) = re.findall(r'<script type="application/json" id="data">(.*?)</script>', page)
+    assert [one["coverage"] for one in json.loads(held)["costs"]] == [r["coverage"] for r in rows]
+
+
+def test_what_has_no_title_is_not_drawn():
+    rounds = {
+        "rows": [{"method": "adaptive", "risk": 0.1, "answers": 2.0, "coverage": 0.5}],
+        "fixed": [{"method": name, "risk": 0.1, "answers": 5.0, "coverage": 0.25}
+                  for name in ("g_nll", "confidence_guided", "forgotten")],
+    }  # fmt: skip
+    found = costs.points(rounds, {"g_nll": "G-NLL"})
+    assert [one["method"] for one in found] == ["FUSE in rounds", "G-NLL", "CGES"]
+    assert costs.lines(found, 0.1)["CGES"] == [(5.0, 0.25)]
+    assert costs.lines(found, 0.2) == {}
+    assert costs.columns([]) == {}

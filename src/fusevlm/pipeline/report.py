@@ -24,11 +24,13 @@ from fusevlm.pipeline.evaluate import read_predictions, read_results
 from fusevlm.pipeline.figures import save_drawings, titles_of
 from fusevlm.pipeline.methods import EMPIRICAL, FUSE, GUARANTEED, group_of
 from fusevlm.pipeline.run import Work
+from fusevlm.render import costs
 from fusevlm.render.examples import Example, choose
 from fusevlm.render.figures import draw_against_ntl, draw_examples
 from fusevlm.render.page import (
     TITLES,
     causes_tables,
+    costs_tables,
     files_of,
     headline,
     methods_table,
@@ -77,8 +79,12 @@ def make(work: Work) -> dict[str, int]:
     drawings |= draw_plots(lines, wrong, wanted)
     if any(groups.values()) and "qualitative" in wanted:
         drawings["qualitative"] = draw_examples(groups, titles[method])
-    folder = work.folder("report")
     data = {name: plot_data(name, lines, wrong) for name in drawings if name in PLOTS}
+    prices = costs.points(results["rounds"], titles_of(names))
+    if prices and "cost-coverage" in wanted:
+        drawings["cost-coverage"] = costs.draw_costs(prices)
+        data["cost-coverage"] = costs.columns(prices)
+    folder = work.folder("report")
     kinds = save_drawings(folder, drawings, pdf=settings.pdf, data=data)
     page = run_page(work, results, table, method, asked, kinds, left_out)
     save(folder / PAGE, page.encode())
@@ -243,6 +249,7 @@ def run_page(
         "methods": methods_table(results, titles, method),
         "slices": slices_table(results, titles),
         "causes": causes_tables(results.get("causes", {}), titles),
+        "costs": costs_tables(results["rounds"]),
         "absent": results["absent"],
         "files": files_of(list(kinds), kinds),
         "left_out": {TITLES.get(key, key): why for key, why in left_out.items()},
@@ -307,6 +314,7 @@ def page_data(
         },
         "novelty": {name: _exact(table.get(f"{name}.novelty")) for name in names},
         "own": _own(table, method),
+        "costs": costs.points(results["rounds"], titles),
     }
 
 

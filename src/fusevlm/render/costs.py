@@ -8,6 +8,11 @@ from typing import Any
 from fusevlm.render.plots import Drawing, draw, legend, looks
 
 ADAPTIVE = "adaptive"  # the method of rows that are drawn in rounds
+TITLES = {  # of what is no method of a run
+    ADAPTIVE: "FUSE in rounds",
+    "adaptive_consistency": "Adaptive-Consistency",
+    "confidence_guided": "CGES",
+}
 HEADER = ("answers", "tokens", "certified", "observed risk")
 ROUNDS = (
     "in rounds: certified coverage with samples drawn only where the decision is open; answers and "
@@ -56,35 +61,41 @@ def _price(row: Mapping[str, Any]) -> tuple[str, ...]:
     )
 
 
-def lines(rounds: Mapping[str, Any], risk: float) -> dict[str, list[tuple[float, float]]]:
+def lines(rows: Sequence[Mapping[str, Any]], risk: float) -> dict[str, list[tuple[float, float]]]:
     """(answers, coverage) of each method at a risk, cheapest first."""
     found: dict[str, list[tuple[float, float]]] = {}
-    for row in [*rounds["rows"], *rounds["fixed"]]:
+    for row in rows:
         if row["risk"] == risk:
             found.setdefault(row["method"], []).append((row["answers"], row["coverage"]))
-    return {method: sorted(points) for method, points in found.items()}
+    return {method: sorted(places) for method, places in found.items()}
 
 
-def columns(rounds: Mapping[str, Any]) -> dict[str, list[Any]]:
-    """All points as columns, for a file of numbers."""
-    names = ("method", "risk", "budget", "samples", "answers", "tokens", "coverage", "observed")
-    rows = [*rounds["rows"], *rounds["fixed"]]
-    return {name: [row.get(name) for row in rows] for name in names}
+def points(rounds: Mapping[str, Any], titles: Mapping[str, str]) -> list[dict[str, Any]]:
+    """What each rule costs and brings, with its title; of those that have one."""
+    known = {**titles, **TITLES}
+    names = ("risk", "budget", "samples", "answers", "tokens", "coverage", "observed")
+    return [
+        {"method": known[row["method"]], **{name: row.get(name) for name in names}}
+        for row in [*rounds["rows"], *rounds["fixed"]]
+        if row["method"] in known
+    ]
 
 
-def draw_costs(
-    rounds: Mapping[str, Any], risks: Sequence[float], titles: Mapping[str, str]
-) -> Drawing:
+def columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
+    """The same as columns, for a file of numbers."""
+    return {name: [row[name] for row in rows] for name in rows[0]} if rows else {}
+
+
+def draw_costs(rows: Sequence[Mapping[str, Any]]) -> Drawing:
     """Certified coverage against generated answers, a panel for each risk; votes are points."""
+    risks = sorted({row["risk"] for row in rows})
 
     def plot(figure: Any) -> None:
         panels = figure.subplots(1, len(risks), sharey=True, squeeze=False)[0]
         for axes, risk in zip(panels, risks, strict=True):
-            shown = {m: p for m, p in lines(rounds, risk).items() if m == ADAPTIVE or m in titles}
-            for number, (method, points) in enumerate(shown.items()):
-                x, y = zip(*points, strict=True)
-                style = looks(number) | ({"marker": "o", "markersize": 3.5})
-                axes.plot(x, y, label=titles.get(method, "FUSE in rounds"), **style)
+            for number, (method, places) in enumerate(lines(rows, risk).items()):
+                x, y = zip(*places, strict=True)
+                axes.plot(x, y, label=method, **looks(number), marker="o", markersize=3.5)
             axes.set_xscale("log", base=2)
             axes.set_xlabel("generated answers a query")
             axes.set_title(f"risk {risk:g}")

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from fusevlm.checks import extra
+from fusevlm.render import costs
 
 ASSETS = Path(__file__).parent / "assets"
 LIBRARIES = ("d3.min.js", "plot.min.js")
@@ -24,6 +25,7 @@ TITLES = {
     "rejection-accuracy": "Rejection–accuracy",
     "risk-coverage": "Risk–coverage",
     "densities": "Scores of right and wrong answers",
+    "cost-coverage": "Certified coverage against generated answers",
     "qualitative": "Successes and failures",
 }
 # columns of the methods' table
@@ -161,6 +163,21 @@ def causes_tables(causes: Mapping[str, Any], titles: Mapping[str, str]) -> list[
             }
         )
     return found
+
+
+def costs_tables(rounds: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """What samples cost and bring: drawn in rounds, and in fixed numbers."""
+    return [
+        {
+            "title": what[0].upper() + what[1:],
+            "header": header,
+            "rows": [
+                {"title": first, "cells": [{"value": cell} for cell in rest]}
+                for first, *rest in rows
+            ],
+        }
+        for what, header, rows in costs.tables(rounds)
+    ]
 
 
 def headline(results: Mapping[str, Any], chosen: str, title: str, model: str) -> dict[str, Any]:

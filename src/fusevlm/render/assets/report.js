@@ -219,6 +219,28 @@
         about: `p-values of being like the calibration; ${points.filter((one) => one.p <= D.rules[state.method].novelty_level).length} queries are called novel`,
       };
     },
+    costs: () => {
+      const known = [...new Set(D.costs.map((one) => one.risk))], now = row();
+      if (!known.length) return null;
+      const risk = now ? d3.least(known, (one) => Math.abs(one - now.wanted)) : known[0];
+      const points = d3.sort(D.costs.filter((one) => one.risk === risk), (one) => one.answers);
+      const mine = points.filter((one) => one.budget !== null || one.samples === null);
+      const names = [...new Set(points.map((one) => one.method))];
+      return {
+        marginRight: 130,
+        x: { label: "generated answers a query", type: "log", base: 2, ticks: d3.range(11).map((k) => 2 ** k).filter((k) => k <= points.at(-1).answers), tickFormat: d3.format("~g") }, y: { label: `certified at risk ${percent(risk)}`, percent: true, grid: true, zero: true },
+        marks: [
+          Plot.line(points.filter((one) => !mine.includes(one)), { x: "answers", y: "coverage", z: "method", stroke: color("dim"), strokeOpacity: 0.45 }),
+          Plot.dot(points.filter((one) => !mine.includes(one)), { x: "answers", y: "coverage", fill: color("dim"), fillOpacity: 0.6, r: 2.5 }),
+          Plot.line(mine, { x: "answers", y: "coverage", stroke: color("accent"), strokeWidth: 2.5 }),
+          Plot.dot(mine, { x: "answers", y: "coverage", fill: color("accent"), r: 4 }),
+          Plot.text(points, Plot.selectLast({ x: "answers", y: "coverage", z: "method", text: "method", textAnchor: "start", dx: 8, fill: color("ink") })),
+          Plot.tip(points, Plot.pointer({ x: "answers", y: "coverage", title: (one) => `${one.method}: ${one.answers.toFixed(2)} answers, ${percent(one.coverage, 1)} answered, ${percent(one.observed, 1)} of them wrong` })),
+        ],
+        data: () => D.costs,
+        about: `Certified coverage against generated answers at risk ${percent(risk)}: ${names.map((name) => `${name} ${points.filter((one) => one.method === name).map((one) => `${one.answers.toFixed(1)} answers ${percent(one.coverage)}`).join(", ")}`).join("; ")}`,
+      };
+    },
     slices: () => {
       const given = answered(), found = [];
       for (const [name, values] of Object.entries(D.columns)) {
@@ -288,7 +310,7 @@
     figure.replaceChildren(figure.querySelector("figcaption"), drawn, tools);
   }
 
-  const MOVED = ["densities", "kept", "slices"];
+  const MOVED = ["densities", "kept", "slices", "costs"];
   const figures = () => [...document.querySelectorAll("figure[data-chart]")];
   const drawAll = () => figures().forEach(chart);
   const drawMoved = () => figures().filter((one) => MOVED.includes(one.dataset.chart)).forEach(chart);
