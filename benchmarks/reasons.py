@@ -6,8 +6,8 @@ Causes are known for the embedded queries: a corruption of severity 1–2 or 3�
 never seen in training, a colour–shape pair held out of it; and for the pictures of scikit-learn and
 questions from elsewhere that are asked here. The table counts the reason (``cause`` of the fit,
 with the side of the input) among the queries that are not answered at risk .05, and among all.
-With ``--page`` the tables, and ten outputs of ``ask``, one for each kind of query, are put into that
-page, between the marks that it has for them.
+With ``--page`` the tables, and ten outputs of ``ask``, one for each kind of query, are put into
+that page, between the marks that it has for them.
 """
 
 from __future__ import annotations

@@ -11,7 +11,8 @@
 ``python -m benchmarks.rounds promise [--repetitions 400]``
     How often the promised risk is exceeded: by the whole rule, and by a rule that peeks.
 ``python -m benchmarks.rounds seconds``
-    Seconds a question of ``ask`` and of a table, with 20 samples and in rounds, in one process.
+    Seconds a question of ``ask`` and of a table, with 20 samples and in rounds, and of sampling
+    alone with fixed numbers of samples, in one process.
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ RISKS, DELTA, N = (0.05, 0.1), 0.1, 20
 BUDGETS = (None, 0.0, 1.0, 2.0, 4.0, 8.0, 20.0)
 TIERS = usual_tiers(N, sizes=FEWER)
 FIXED, NONE = "practical, 20 samples", "practical, no sample"
+SIZES = (0, 1, 2, 4, 8, 16, 20, 32, 50)  # samples whose seconds are told
 
 
 def named(budget: float | None) -> str:
@@ -280,6 +282,9 @@ def seconds(count: int) -> str:
         "table, 20 samples": lambda: _batches(assistant, asked, None),
         "table, --fast": lambda: _batches(assistant, asked, "as needed"),
         "table, --samples 4": lambda: _batches(assistant, asked, 4.0),
+        **{
+            f"sampling, {n} samples": lambda n=n: _sampled(assistant.model, asked, n) for n in SIZES
+        },
     }
     for way in ways.values():  # plans are made once
         way()
@@ -292,9 +297,17 @@ def seconds(count: int) -> str:
     best = {name: min(values) for name, values in took.items()}
     lines = []
     for name, value in best.items():
-        whole = best["ask, 20 samples" if name.startswith("ask") else "table, 20 samples"]
+        whole = best[f"{name.partition(',')[0].split()[0]}, 20 samples"]
         lines.append((name, f"{1000 * value:.1f}", f"{whole / value:.2f}×"))
     return layout(("", "ms a question", "faster"), lines)
+
+
+def _sampled(model: Any, asked: Sequence[Any], n: int) -> None:
+    from fusevlm.models.temperatures import parse
+
+    heat = parse("mct", n, 0)
+    for start in range(0, len(asked), 16):
+        list(model.sample(asked[start : start + 16], n, heat, 0))
 
 
 def _batches(assistant: Any, asked: Sequence[Any], samples: Any) -> None:
