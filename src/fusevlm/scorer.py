@@ -233,7 +233,9 @@ class Scorer:
         """Read what :meth:`save` wrote."""
         home = Path(path)
         classes: dict[str, type] = {"Features": Features, "_Saved": _Saved}
-        saved: _Saved = store.load_object(home, MANIFEST, KIND, SCHEMA_VERSION, classes, {})
+        saved: _Saved = store.load_object(
+            home, MANIFEST, KIND, SCHEMA_VERSION, classes, {}, of=_Saved
+        )
         fuse = Fuse.load(find_inner(home, FUSE, saved.fuse))
         near = find_inner(home, NEIGHBOURS, saved.neighbours) if saved.neighbours else None
         return cls(fuse, saved.features, None if near is None else Neighbours.load(near))

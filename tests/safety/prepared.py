@@ -169,12 +169,9 @@ class Prepared:
         run_stages(self.home / "run", make_config(tree, "small"))
         return self.home / "run"
 
-    def copy(self, name: str) -> Path:
-        """A copy of what is called so, to be spoilt; always at the same place."""
+    def copy(self, name: str, home: Path) -> Path:
+        """A copy of what is called so in ``home``, to be spoilt."""
         source: Path = getattr(self, name)
-        target = self.home / "copies" / name
-        if not target.exists():
-            target.parent.mkdir(exist_ok=True)
-            copy = shutil.copytree if source.is_dir() else shutil.copy
-            copy(source, target)
+        target: Path = home / name
+        shutil.copytree(source, target)
         return target

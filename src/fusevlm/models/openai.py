@@ -35,6 +35,7 @@ from fusevlm.models.completions import LIMITS, OPTIONAL, Answer, Gives, best_gap
 from fusevlm.models.protocol import Capabilities, Decoding
 from fusevlm.models.protocol import asked as checked
 from fusevlm.settings import ServerConfig
+from fusevlm.store.declared import built
 from fusevlm.store.journal import Journal
 from fusevlm.types import Generation, Query, Samples
 
@@ -121,8 +122,7 @@ class OpenAI:
             meter = service.meter
             meter.calls, meter.prompt = int(before["calls"]), int(before["prompt_tokens"])
             meter.answer = int(before["answer_tokens"])
-            names = [one.name for one in fields(Gives)]
-            known = Gives(**{name: before[name] for name in names if name in before})
+            known = noted_gives(before)
         return cls(found[1], service, decoding=decoding, gives=known)
 
     @property
@@ -206,10 +206,10 @@ class OpenAI:
         if self.journal is None:
             return
         for row in (JUDGED, *range(len(heat))):
-            known = self.journal.find(f"{asked.key}/{row}")
+            known = completions.kept_answer(self.journal.find(f"{asked.key}/{row}"))
             if known is not None:
-                asked.found[row] = Answer.from_json(known["answer"])
-                asked.prompt_tokens = max(asked.prompt_tokens, int(known["prompt_tokens"]))
+                asked.found[row], tokens = known
+                asked.prompt_tokens = max(asked.prompt_tokens, tokens)
 
     def _messages(self, query: Query) -> list[dict[str, Any]]:
         if not query.question.strip():
@@ -317,6 +317,13 @@ def _need_server(model: str, service: Service) -> None:
     except CallError as error:
         if error.status == 0 and error.passing:
             raise InputError(f"cannot use {model!r} at {service.base}: {error}") from error
+
+
+def noted_gives(before: Mapping[str, Any]) -> Gives:
+    """What an earlier session found the server to give, as it noted it."""
+    known = {one.name: before[one.name] for one in fields(Gives) if one.name in before}
+    found: Gives = built(Gives, known)
+    return found
 
 
 def probe(model: str, service: Service, decoding: Decoding) -> Gives:

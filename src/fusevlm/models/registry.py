@@ -8,6 +8,7 @@ Anyone adds models without touching fusevlm: a package declares an entry point o
 from __future__ import annotations
 
 import inspect
+import os
 import re
 from collections.abc import Callable, Mapping
 from importlib.metadata import EntryPoint, entry_points
@@ -60,7 +61,7 @@ def load_model(
 def split_source(source: str) -> tuple[str, str]:
     """The registered name and what it is to load; a path that exists is never a NAME:SOURCE."""
     found = NAMED.fullmatch(source)
-    if found is None or Path(source).exists():
+    if found is None or os.path.exists(source):
         return HUGGINGFACE, source
     return found[1], found[2]
 
@@ -96,7 +97,15 @@ def model_folder(source: str, part: str) -> str:
 def local_input(name: str, source: str, part: str) -> dict[str, Path]:
     """The folder to watch for changes; a hub name has none."""
     folder = Path(model_folder(split_source(source)[1], part))
-    return {name: folder} if folder.exists() else {}
+    return {name: folder} if os.path.exists(folder) else {}
+
+
+def config_number(facts: Mapping[str, Any], *keys: str) -> int | None:
+    """A whole number of a model's config.json, in the place that the keys lead to; or none."""
+    found: Any = facts
+    for key in keys:
+        found = found.get(key) if isinstance(found, Mapping) else None
+    return found if type(found) is int and found > 0 else None
 
 
 def need_models(what: str) -> None:

@@ -21,6 +21,7 @@ from fusevlm.pipeline.data import read_asked
 from fusevlm.pipeline.parts import NEVER, Piece, Progress, fill, open_pieces
 from fusevlm.pipeline.run import Work
 from fusevlm.settings import Config
+from fusevlm.store.declared import need_fields
 from fusevlm.store.files import read_sealed, save_sealed
 from fusevlm.store.generations import KIND, Whiten, pack_generations
 from fusevlm.store.journal import Journal
@@ -30,6 +31,7 @@ from fusevlm.types import Generation, Query, Samples
 
 PART = "vlm"
 CALLS = "calls.jsonl"  # ends the name of a journal of answers that were paid for
+USED = ("calls", "prompt_tokens", "answer_tokens")  # what is noted of a service, in numbers
 
 
 def inputs(config: Config) -> dict[str, Path]:
@@ -159,7 +161,9 @@ def read_server(run: Path, *stages: str) -> dict[str, Any]:
     for stage in reversed(stages):
         path = run / stage / SERVER
         if path.exists():
-            return read_sealed(path, f"Make it again: --redo {stage}.")
+            found = read_sealed(path, f"Make it again: --redo {stage}.")
+            need_fields(found, dict.fromkeys(USED, int), path, f"Make it again: --redo {stage}.")
+            return found
     return {}
 
 
@@ -167,8 +171,8 @@ def spent(noted: Mapping[str, Any]) -> dict[str, int]:
     """Calls and tokens, where a service was used."""
     if not noted:
         return {}
-    tokens = int(noted["prompt_tokens"]) + int(noted["answer_tokens"])
-    return {"calls": int(noted["calls"]), "tokens": tokens}
+    calls, *tokens = (int(noted[name]) for name in USED)
+    return {"calls": calls, "tokens": sum(tokens)}
 
 
 def _whitened_gram(fuse: Fuse) -> Whiten:

@@ -19,7 +19,7 @@ from fusevlm.data.units import units_of
 from fusevlm.embedded import EMBEDDED
 from fusevlm.errors import FuseError, InputError
 from fusevlm.models.devices import need_device
-from fusevlm.models.registry import HUGGINGFACE, model_folder, split_source
+from fusevlm.models.registry import HUGGINGFACE, config_number, model_folder, split_source
 from fusevlm.pipeline.adapter import check as check_adapter
 from fusevlm.pipeline.cost import cached, model_need, model_sources
 from fusevlm.pipeline.data import JUDGED, TEST, load_splits, read_asked
@@ -330,11 +330,11 @@ def _bytes_needed(config: Config, queries: int, width: int) -> int:
 def _width(config: Config) -> int:
     """Features of a hidden state, from the model's config where that is at hand."""
     path = Path(model_folder(config.sample.model, VLM)) / "config.json"
-    if not path.is_file():
+    if not os.path.isfile(path):
         return USUAL_WIDTH
     facts = read_json(path, "Is this a model's folder?")
-    inner = facts.get("text_config", facts)
-    return int(inner.get("hidden_size", facts.get("hidden_size", USUAL_WIDTH)))
+    own = config_number(facts, "text_config", "hidden_size")
+    return own or config_number(facts, "hidden_size") or USUAL_WIDTH
 
 
 def _existing(path: Path) -> Path:

@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from fusevlm.errors import ArtefactError, FuseError
+from fusevlm.store.declared import built
 from fusevlm.store.files import (
     checksum,
     digest,
@@ -125,10 +126,12 @@ def load_object(
     version: int,
     classes: Mapping[str, type],
     migrations: Mapping[int, Migration],
+    *,
+    of: type = object,
 ) -> Any:
     """Read what :func:`save_object` wrote, migrating older schemas and refusing anything else.
 
-    ``migrations[v]`` turns the manifest of schema v into that of v + 1.
+    ``migrations[v]`` turns the manifest of schema v into that of v + 1; ``of`` is what it must be.
     """
     from safetensors import SafetensorError
     from safetensors.numpy import load
@@ -148,11 +151,15 @@ def load_object(
             f"{'Upgrade fusevlm' if isinstance(found, int) and found > version else 'Refit'}."
         )
     try:
-        return unpack(head["content"], load(payload), classes)
-    except FuseError:
-        raise
-    except (LookupError, TypeError, ValueError, AttributeError, SafetensorError) as error:
-        raise ArtefactError(f"{source} is damaged: {error}.") from error
+        value = unpack(head["content"], load(payload), classes)
+    except FuseError as error:
+        raise ArtefactError(f"{source} is damaged: {error} Save it again.") from error
+    except (LookupError, TypeError, ValueError, AttributeError, OverflowError, RecursionError,
+            SafetensorError) as error:  # fmt: skip
+        raise ArtefactError(f"{source} is damaged: {error}. Save it again.") from error
+    if not isinstance(value, of):
+        raise ArtefactError(f"{source} is damaged: it holds no {of.__name__}. Save it again.")
+    return value
 
 
 def _manifest(path: Path, kind: str) -> dict[str, Any]:
@@ -232,6 +239,8 @@ def unpack(tree: Any, arrays: Mapping[str, Any], classes: Mapping[str, type]) ->
     """The inverse of :func:`pack`; only the named ``classes`` are ever built."""
     if isinstance(tree, list):
         return [unpack(item, arrays, classes) for item in tree]
+    if isinstance(tree, float) and not np.isfinite(tree):  # such are stored as a "float"
+        raise ArtefactError(f"it holds the number {tree}.")
     if not isinstance(tree, dict):
         return tree
     if "array" in tree:
@@ -241,7 +250,7 @@ def unpack(tree: Any, arrays: Mapping[str, Any], classes: Mapping[str, type]) ->
         return found
     if "type" in tree:
         content = {k: unpack(v, arrays, classes) for k, v in tree["fields"].items()}
-        return classes[tree["type"]](**content)
+        return built(classes[tree["type"]], content)
     if "map" in tree:
         return {k: unpack(v, arrays, classes) for k, v in tree["map"].items()}
     if "tuple" in tree:
