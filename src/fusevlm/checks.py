@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import math
 import re
+import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from types import ModuleType
@@ -239,7 +240,8 @@ class Number:
             return False
         above = value > self.low if self.open_low else value >= self.low
         below = value < self.high if self.open_high else value <= self.high
-        return bool(above and below and math.isfinite(value))
+        size: Any = abs(value)  # of a whole number that no float holds, too
+        return bool(above and below and size <= sys.float_info.max)
 
     def __str__(self) -> str:
         low = f"{'above' if self.open_low else 'at least'} {self.low:g}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import sys
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, asdict, fields, is_dataclass
@@ -199,11 +200,10 @@ def _typed(value: Any, kind: Any, where: str) -> Any:
             return tuple(value)
         raise InputError(f"{where} is {value!r}; expected a list of whole numbers from 0.")
     if kind == tuple[float, ...]:
-        numbers = isinstance(value, list | tuple) and all(type(x) in (int, float) for x in value)
-        if numbers:
+        if isinstance(value, list | tuple) and all(map(_is_number, value)):
             return tuple(float(item) for item in value)
         raise InputError(f"{where} is {value!r}; expected a list of numbers.")
-    if kind is float and type(value) is int:
+    if kind is float and type(value) is int and _is_number(value):
         return float(value)
     if kind is str and type(value) in (int, float):
         return str(value)
@@ -211,6 +211,11 @@ def _typed(value: Any, kind: Any, where: str) -> Any:
         words = {str: "a string", int: "a whole number", float: "a number", bool: "true or false"}
         raise InputError(f"{where} is {value!r}; expected {words[kind]}.")
     return value
+
+
+def _is_number(value: Any) -> bool:
+    """Whether it is one that floats hold."""
+    return type(value) in (int, float) and not abs(value) > sys.float_info.max
 
 
 def _value(text: str) -> Any:

@@ -67,8 +67,11 @@ odd_values = st.one_of(
 # -------------------------------------------------------------------------------------- trees
 
 places = st.integers(0, 10**6)
+replacing = st.tuples(st.just("replace"), places, odd_values)
 edits = st.one_of(
-    st.tuples(st.just("replace"), places, odd_values),
+    replacing,
+    replacing,
+    replacing,
     st.tuples(st.just("remove"), places, st.none()),
     st.tuples(st.just("twice"), places, st.none()),
     st.tuples(st.just("rename"), places, st.sampled_from(ODD_TEXTS)),

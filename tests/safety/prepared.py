@@ -34,6 +34,9 @@ RUN = {
     "report": {"figures": ["roc"], "pdf": False, "examples": 2, "gallery": 4},
 }  # fmt: skip
 
+ADAPTER = {"n_latent": 2, "n_inducing": 5, "steps": 4, "held_out": 0.1, "check_every": 2}
+CHECKPOINT = "checkpoints/00000002"  # of its training, in the middle
+
 
 def world(size=50, seed=1):
     """Simulated queries with inputs and views."""
@@ -125,7 +128,7 @@ class Prepared:
         """With its checkpoints beside it."""
         from fusevlm.priors.gp.adapter import GpAdapter
 
-        made = GpAdapter(n_latent=2, n_inducing=5, steps=4, held_out=0.1, check_every=2)
+        made = GpAdapter(**ADAPTER)
         made.fit(**self.pairs, folder=self.home / "adapter", checkpoint_every=2)
         made.save(self.home / "adapter")
         return self.home / "adapter"

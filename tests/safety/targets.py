@@ -10,6 +10,9 @@ import functools
 import gzip
 import io
 import json
+import resource
+import shutil
+import signal
 import sqlite3
 import warnings
 from collections.abc import Callable
@@ -26,7 +29,7 @@ from safetensors.numpy import save as packed
 from tests.data.test_sampled import LOGS
 from tests.safety import mutations as m
 from tests.safety.pictures import encoded, noise
-from tests.safety.prepared import Prepared
+from tests.safety.prepared import ADAPTER, CHECKPOINT, Prepared
 
 from fusevlm import Fuse, Samples
 from fusevlm.checks import vector
@@ -39,6 +42,7 @@ from fusevlm.data.problems import Problems
 from fusevlm.data.sampled import read_sampled
 from fusevlm.data.tables import read_queries
 from fusevlm.data.vqa import read_vqa
+from fusevlm.errors import FuseError
 from fusevlm.fuse import thresholds
 from fusevlm.fuse.neighbours import Neighbours
 from fusevlm.fuse.rounds import Rounds
@@ -63,7 +67,6 @@ from fusevlm.render.text import results_text
 from fusevlm.scorer import Scorer
 from fusevlm.store import read_table
 from fusevlm.store.cache import PairCache
-from fusevlm.store.checkpoints import load_newest
 from fusevlm.store.files import SEAL, checksum, digest, digest_file
 from fusevlm.store.generations import KIND, read_embeddings, read_generations, read_views
 from fusevlm.store.journal import Journal
@@ -72,6 +75,55 @@ from fusevlm.store.parts import Parts
 from fusevlm.store.runs import digest_of, read_manifest, read_run
 
 Read = Callable[[bytes], Any]
+CORPUS = Path(__file__).parent / "corpus"  # a folder for each target, of inputs that once broke it
+PATIENCE = 20.0  # seconds for one input, on a busy machine
+MEMORY = 3_000_000_000  # bytes that one may take
+
+
+class Hang(BaseException):
+    """Not an Exception, which a reader might catch."""
+
+
+def tried(read: Read, payload: bytes) -> bool:
+    """Whether an input was read; else it was refused in words. Anything else is an AssertionError.
+
+    An input that would take all memory is broken off where it asks for it.
+    """
+
+    def stop(*_):
+        raise Hang
+
+    before = signal.signal(signal.SIGALRM, stop)
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (_taken() + MEMORY, hard))
+    signal.setitimer(signal.ITIMER_REAL, PATIENCE)
+    try:
+        read(payload)
+        return True
+    except FuseError as error:
+        if len(str(error)) < 10:
+            raise AssertionError(f"{type(error).__name__} says nothing: {error}") from error
+        return False
+    except Hang:
+        raise AssertionError(f"still at it after {PATIENCE:g} s: {shown(payload)}") from None
+    except Exception as error:
+        raise AssertionError(f"{type(error).__name__}: {error}; of {shown(payload)}") from error
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+
+
+def _taken() -> int:
+    """Bytes of addresses that this process has."""
+    return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+
+
+def shown(payload: bytes) -> str:
+    """The input, or where it is long its ends."""
+    if len(payload) <= 2000:
+        return repr(payload)
+    return f"{payload[:1000]!r} … {payload[-500:]!r} ({len(payload)} bytes)"
 
 
 @dataclass(frozen=True)
@@ -450,7 +502,7 @@ def manifest_of(folder, name):
     return json.loads((folder / name).read_bytes())
 
 
-def stored(kind, manifest, load, inner=""):
+def stored(kind, manifest, load, inner="", name=""):
     """Targets of a stored object: manifest as it is, manifest and arrays with good checksums."""
 
     load = without_overflow(load)
@@ -492,8 +544,8 @@ def stored(kind, manifest, load, inner=""):
 
         return [seed], m.safetensors_changes([seed]), read
 
-    made = {"": Target(plain, 200), "-sealed": Target(sealed, 700), "-arrays": Target(arrays, 500)}
-    return {f"{kind}{name}": target for name, target in made.items()}
+    made = {"": Target(plain, 150), "-sealed": Target(sealed, 500), "-arrays": Target(arrays, 300)}
+    return {f"{name or kind}{ending}": target for ending, target in made.items()}
 
 
 def without_overflow(use):
@@ -557,11 +609,12 @@ def use_prior(kind):
 def use_checkpoint(prepared, folder):
     """Training goes on from it, or refuses it."""
     from fusevlm.priors.gp.adapter import GpAdapter
-    from fusevlm.priors.gp.train import KIND, SCHEMA_VERSION, Checkpoint
 
     home = folder.parent
-    load_newest(home, KIND, SCHEMA_VERSION, Checkpoint)
-    adapter = GpAdapter(n_latent=2, n_inducing=5, steps=4, held_out=0.1, check_every=2)
+    for other in home.iterdir():  # a later one, of the input before
+        if other != folder:
+            shutil.rmtree(other)
+    adapter = GpAdapter(**ADAPTER)
     adapter.fit(**prepared.pairs, folder=home.parent, checkpoint_every=100)
 
 
@@ -977,6 +1030,7 @@ TARGETS: dict[str, Target] = {
     **stored("neighbours", "neighbours.json", use_neighbours),
     **stored("scorer", "scorer.json", use_scorer),
     **stored("adapter", "adapter.json", use_adapter),
+    **stored("adapter", "checkpoint.json", use_checkpoint, CHECKPOINT, "checkpoint"),
     **stored("activations", "activations.json", use_prior(ActivationPrior)),
     **stored("knn", "knn.json", use_prior(KnnPrior)),
     **stored("mahalanobis", "mahalanobis.json", use_prior(MahalanobisPrior)),

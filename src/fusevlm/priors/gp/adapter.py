@@ -148,7 +148,8 @@ class GpAdapter:
         state, save = None, None
         if folder is not None:
             home = Path(folder)
-            state = load_checkpoint(home, task, self.options, team, fresh=fresh)
+            first = objective.first_values()
+            state = load_checkpoint(home, task, self.options, team, first, fresh=fresh)
 
             def save(now: State) -> None:
                 save_checkpoint(home, now, task, self.options, team)

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from fusevlm.checks import Whole
 from fusevlm.errors import ArtefactError
 from fusevlm.priors.gp import infer
 from fusevlm.priors.gp.bound import DivergedError
@@ -221,9 +224,10 @@ class Checkpoint:
     options: dict[str, Any]
     fingerprint: str
     n_pairs: int
-    step: int
-    arrays: dict[str, dict[str, Any]]  # values, first, second, best: by parameter name
-    held_latents: Any
+    step: Annotated[int, Whole(0)]
+    # values, first, second, best: by parameter name
+    arrays: dict[str, dict[str, npt.NDArray[Any]]]
+    held_latents: npt.NDArray[np.floating[Any]] | None
     best_held_out: float
     best_step: int
     stale: int
@@ -262,11 +266,11 @@ def save_checkpoint(folder: Path, state: State, task: Task, options: Options, te
 
 
 def load_checkpoint(
-    folder: Path, task: Task, options: Options, team: Team, *, fresh: bool = False
+    folder: Path, task: Task, options: Options, team: Team, like: Values, *, fresh: bool = False
 ) -> State | None:
     """The newest whole checkpoint of this very task, None if there is none; others are refused.
 
-    ``fresh`` removes what is there.
+    ``like`` are the values that training begins with; ``fresh`` removes what is there.
     """
     home, device = folder / CHECKPOINTS, task.latents.device
     if fresh and team.rank == 0:
@@ -278,19 +282,39 @@ def load_checkpoint(
     _refuse_other(found, home, task, options)
 
     def own(name: str, value: Any) -> Tensor:
-        rows = value[team.rows(task.n_pairs)] if name == LATENTS else value
-        return torch.tensor(rows, device=device)
+        rows = value[team.rows(task.n_pairs)] if name == LATENTS and value.ndim else value
+        return torch.tensor(rows, device=device) if rows.dtype.kind == "f" else torch.zeros(0)
 
     groups: dict[str, Any] = {
         group: {name: own(name, value) for name, value in values.items()}
         for group, values in found.arrays.items()
     }
     held = found.held_latents
+    _refuse_damaged(found, groups, like, home)
     return State(
         held_latents=None if held is None else torch.as_tensor(held, device=device),
         **groups,
         **{name: getattr(found, name) for name in _PLAIN},
     )
+
+
+def _refuse_damaged(
+    found: Checkpoint, groups: Mapping[str, Values], like: Values, home: Path
+) -> None:
+    """Refuse a state whose values are not like those that training begins with."""
+    good = {*_GROUPS[:3]} <= groups.keys() <= {*_GROUPS}
+    good = good and found.history.keys() == {"objective", "held_out_step", "held_out"}
+    for values in groups.values():
+        good = good and values.keys() == like.keys()
+        for name, first in like.items() if good else ():
+            value = values[name]
+            good = good and value.dtype == first.dtype and value.numel() == first.numel()
+            # a single number is stored as a list of one
+            good = good and (value.shape == first.shape or first.ndim == 0)
+    held = found.held_latents
+    wide = good and like[LATENTS].shape[1]
+    if not good or (held is not None and (held.ndim != 2 or held.shape[1] != wide)):
+        raise ArtefactError(f"{home} is damaged. Use another folder, or --fresh to start again.")
 
 
 def _refuse_other(found: Checkpoint, home: Path, task: Task, options: Options) -> None:
