@@ -96,7 +96,7 @@ def tried(read: Read, payload: bytes) -> bool:
     before = signal.signal(signal.SIGALRM, stop)
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (_taken() + MEMORY, hard))
-    signal.setitimer(signal.ITIMER_REAL, PATIENCE)
+    signal.setitimer(signal.ITIMER_REAL, PATIENCE, 1.0)  # again, where a callback swallowed it
     try:
         read(payload)
         return True

@@ -76,7 +76,7 @@ def _embeddings(value: Any, name: str, norm: str) -> Any:
         )
     rows = value if stored else np.asarray(value)
     if rows.dtype.kind not in "fiub":
-        raise InputError(f"{name} embeddings are of {rows.dtype}; expected numbers.")
+        raise InputError(f"{name} embeddings are not numeric: they are of {rows.dtype}.")
     if rows.dtype not in (np.float32, np.float64):
         try:
             rows = rows.astype(np.float32 if rows.dtype == np.float16 else np.float64)

@@ -27,10 +27,12 @@ from fusevlm.store.files import (
     checksum,
     digest,
     digest_file,
+    make_folder,
     read_regular,
     remove,
     save,
     save_json,
+    taken,
 )
 
 ARRAYS = "arrays.safetensors"  # the name they had before
@@ -58,11 +60,13 @@ def save_object(
         "arrays_sha256": total,
         "content": tree,
     }
-    save(target / name, payload)
-    save_json(target / manifest, {**head, "sha256": checksum(head)})
-    for path in target.iterdir():
-        if NAME.fullmatch(path.name) and path.name != name:
-            path.unlink(missing_ok=True)
+    make_folder(target)
+    with taken(target):
+        save(target / name, payload)
+        save_json(target / manifest, {**head, "sha256": checksum(head)})
+        for path in target.iterdir():
+            if NAME.fullmatch(path.name) and path.name != name:
+                path.unlink(missing_ok=True)
 
 
 def save_inner(folder: Path, name: str, save: Callable[[Path], None]) -> str:
@@ -137,11 +141,14 @@ def load_object(
     from safetensors.numpy import load
 
     source = Path(folder)
-    head = _manifest(source / manifest, kind)
-    found = head.get("schema_version")
-    if not (isinstance(found, int) and found > version):
-        _check(source / manifest, head)
-    payload = _payload(source, head, kind)
+    if not source.is_dir():
+        raise _incomplete(source / manifest, kind)
+    with taken(source, shared=True):
+        head = _manifest(source / manifest, kind)
+        found = head.get("schema_version")
+        if not (isinstance(found, int) and found > version):
+            _check(source / manifest, head)
+        payload = _payload(source, head, kind)
     while isinstance(found, int) and found < version and found in migrations:
         head = migrations[found](head)
         found = head.get("schema_version")

@@ -238,6 +238,7 @@ class Checkpoint:
 
 _PLAIN = ("step", "best_held_out", "best_step", "stale", "seconds", "finished", "history")
 _GROUPS = ("values", "first", "second", "best")
+HISTORY = {"objective", "held_out_step", "held_out"}
 
 
 def save_checkpoint(folder: Path, state: State, task: Task, options: Options, team: Team) -> None:
@@ -283,14 +284,21 @@ def load_checkpoint(
 
     def own(name: str, value: Any) -> Tensor:
         rows = value[team.rows(task.n_pairs)] if name == LATENTS and value.ndim else value
-        return torch.tensor(rows, device=device) if rows.dtype.kind == "f" else torch.zeros(0)
+        made = torch.tensor(rows, device=device) if rows.dtype.kind == "f" else torch.zeros(0)
+        # a single number was stored as a list of one
+        return (
+            made.reshape(()) if name in like and like[name].ndim == 0 == made.numel() - 1 else made
+        )
 
     groups: dict[str, Any] = {
         group: {name: own(name, value) for name, value in values.items()}
         for group, values in found.arrays.items()
     }
     held = found.held_latents
-    _refuse_damaged(found, groups, like, home)
+    apart = next((len(rows) for rows in task.held_out.values()), 0)
+    good = held is None or held.shape == (apart, like[LATENTS].shape[1])
+    if not good or not _is_like(groups, like) or found.history.keys() != HISTORY:
+        raise ArtefactError(f"{home} is damaged. Use another folder, or --fresh to start again.")
     return State(
         held_latents=None if held is None else torch.as_tensor(held, device=device),
         **groups,
@@ -298,23 +306,13 @@ def load_checkpoint(
     )
 
 
-def _refuse_damaged(
-    found: Checkpoint, groups: Mapping[str, Values], like: Values, home: Path
-) -> None:
-    """Refuse a state whose values are not like those that training begins with."""
-    good = {*_GROUPS[:3]} <= groups.keys() <= {*_GROUPS}
-    good = good and found.history.keys() == {"objective", "held_out_step", "held_out"}
-    for values in groups.values():
-        good = good and values.keys() == like.keys()
-        for name, first in like.items() if good else ():
-            value = values[name]
-            good = good and value.dtype == first.dtype and value.numel() == first.numel()
-            # a single number is stored as a list of one
-            good = good and (value.shape == first.shape or first.ndim == 0)
-    held = found.held_latents
-    wide = good and like[LATENTS].shape[1]
-    if not good or (held is not None and (held.ndim != 2 or held.shape[1] != wide)):
-        raise ArtefactError(f"{home} is damaged. Use another folder, or --fresh to start again.")
+def _is_like(groups: Mapping[str, Values], like: Values) -> bool:
+    """Whether stored values are such as training begins with: of the same names, shapes, types."""
+    return {*_GROUPS[:3]} <= groups.keys() <= {*_GROUPS} and all(
+        values.keys() == like.keys()
+        and all((values[n].shape, values[n].dtype) == (v.shape, v.dtype) for n, v in like.items())
+        for values in groups.values()
+    )
 
 
 def _refuse_other(found: Checkpoint, home: Path, task: Task, options: Options) -> None:
