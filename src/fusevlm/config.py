@@ -352,10 +352,8 @@ def _check(config: Config, where: str) -> None:
                 f"sample.device is {config.sample.device!r} and sample.device_map "
                 f"{config.sample.device_map!r}; give one of them."
             )
-        if semantics.wording and "{answer}" not in semantics.wording:
-            raise InputError(
-                f"semantics.wording is {semantics.wording!r}; it must hold {{answer}}."
-            )
+        if semantics.wording:
+            _check_wording(semantics.wording)
         if not config.sample.layers:
             raise InputError("sample.layers is empty; name at least one, such as 'last'.")
         if config.score.layer not in config.sample.layers:
@@ -365,6 +363,20 @@ def _check(config: Config, where: str) -> None:
             )
     except InputError as error:
         raise InputError(f"{where}: {error}") from error
+
+
+def _check_wording(wording: str) -> None:
+    """A wording is filled in with the answer, and perhaps the question, and with nothing else."""
+    try:
+        wording.format(answer="", question="")
+        good = "{answer}" in wording
+    except (LookupError, ValueError, AttributeError):
+        good = False
+    if not good:
+        raise InputError(
+            f"semantics.wording is {wording!r}; it must hold {{answer}}, may hold {{question}}, and "
+            f"no other braces."
+        )
 
 
 def _check_rows(config: Config) -> None:

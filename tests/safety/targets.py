@@ -585,7 +585,8 @@ def use_neighbours(prepared, folder):
 def use_scorer(prepared, folder):
     """Its inner objects are whole, and what they are called."""
     scorer = Scorer.load(folder)
-    scorer.judge(read_sampled(prepared.rows)[:3])
+    if scorer.features.towers == "none" and scorer.features.meanings == "strings":  # no model
+        scorer.judge(read_sampled(prepared.rows)[:3])
 
 
 def use_adapter(prepared, folder):

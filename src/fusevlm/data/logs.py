@@ -49,7 +49,10 @@ def read_inspect(path: Path) -> list[dict[str, Any]]:
         if entry.get("error") or not isinstance(output, Mapping):
             continue
         label = _inspect_label(entry.get("scores"))
-        for choice in output.get("choices") or []:
+        given = output.get("choices")
+        for choice in given if isinstance(given, list) else []:
+            if not isinstance(choice, Mapping):
+                continue
             row["samples"].append(_said(choice.get("message")))
             row["wrong"].append(label)
             row["logprobs"].append(_logprobs(choice.get("logprobs")))

@@ -15,7 +15,7 @@ import numpy as np
 
 from fusevlm import store
 from fusevlm.checks import BoolArray, FloatArray, Shape
-from fusevlm.errors import ArtefactError
+from fusevlm.errors import ArtefactError, InputError
 from fusevlm.types import Queries
 
 MANIFEST, KIND, SCHEMA_VERSION = "neighbours.json", "fusevlm.Neighbours", 1
@@ -59,7 +59,14 @@ class Neighbours:
         """The nearest to one query, whose inputs are [1, D] each; the nearest first."""
         if any(name not in inputs for name in self.axes):
             return []
-        own = np.hstack([axes(np.atleast_2d(inputs[name])) for name, axes in self.axes.items()])
+        rows = {name: np.atleast_2d(inputs[name]) for name in self.axes}
+        for name, axes in self.axes.items():
+            if rows[name].shape[1] != len(axes.mean):
+                raise InputError(
+                    f"the input {name!r} has {rows[name].shape[1]} features; the calibration's had "
+                    f"{len(axes.mean)}. Use the same encoder."
+                )
+        own = np.hstack([axes(rows[name]) for name, axes in self.axes.items()])
         # rounded, so that of equal questions always the same are shown
         apart = np.round(np.linalg.norm(self.places - own, axis=1), 4)
         return [

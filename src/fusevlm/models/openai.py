@@ -48,6 +48,7 @@ QUESTION, COLOUR = "Name any colour, animal or town.", "What colour is this?"
 PROBED_TOKENS = 16  # at most
 ALIKE = 4  # answers that are all the same: the temperature is ignored
 JUDGED = -1  # the judged answer's place among the samples
+PATIENCE = 4.0  # seconds for a server that is only looked for
 RED = (  # 56 × 56 red pixels: some models take no smaller picture
     "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAADgAAAA4CAIAAAAn5KxJAAAAQElEQVR42u3OQQkAAAgAsetf"
     "Wh+mEAYLsKZeSFRUVFRUVFRUVFRUVFRUVFRUVFRUVFRUVFRUVFRUVFRUVFRU9CwicjR1t9nCvQAAAABJRU5ErkJggg=="
@@ -109,21 +110,16 @@ class OpenAI:
         before  what :meth:`describe` told of an earlier session: it is not probed again, and what
                 was used counts
         """
-        found = SOURCE.fullmatch(source)
-        if found is None:
-            raise InputError(
-                "a model behind a server is named openai:NAME@BASE_URL, such as "
-                "openai:llava@http://localhost:8000/v1; got one without its address."
-            )
+        name, base = _named(source)
         wanted = checks.changed(server or ServerConfig(), limits, "option of a server")
-        service = Service(found[2], wanted)
+        service = Service(base, wanted)
         known = None
         if before:
             meter = service.meter
             meter.calls, meter.prompt = int(before["calls"]), int(before["prompt_tokens"])
             meter.answer = int(before["answer_tokens"])
             known = noted_gives(before)
-        return cls(found[1], service, decoding=decoding, gives=known)
+        return cls(name, service, decoding=decoding, gives=known)
 
     @property
     def name(self) -> str:
@@ -308,6 +304,23 @@ class _Session:
             self.model.ask(self.begun[i], heat, self.seed, self.pool)
         for i in ids:
             yield self.model.finish(self.begun[i], heat)
+
+
+def _named(source: str) -> tuple[str, str]:
+    """Name and address of a source."""
+    found = SOURCE.fullmatch(source)
+    if found is None:
+        raise InputError(
+            "a model behind a server is named openai:NAME@BASE_URL, such as "
+            "openai:llava@http://localhost:8000/v1; got one without its address."
+        )
+    return found[1], found[2]
+
+
+def check_source(source: str) -> None:
+    """Refuse a source without address, or whose server does not answer within seconds."""
+    name, base = _named(source)
+    _need_server(name, Service(base, ServerConfig(timeout=PATIENCE)))
 
 
 def _need_server(model: str, service: Service) -> None:

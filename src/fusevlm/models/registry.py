@@ -11,6 +11,7 @@ import inspect
 import os
 import re
 from collections.abc import Callable, Mapping
+from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any, cast
@@ -31,6 +32,11 @@ OURS = {
         "tiny": "fusevlm.testing.tiny:load",
         "vllm": "fusevlm.models.vllm:VLLM.load",
     }.items()
+}
+# what looks at a source before it is loaded
+CHECKS = {
+    "openai": "fusevlm.models.openai:check_source",
+    "tiny": "fusevlm.testing.tiny:check_source",
 }
 NAMED = re.compile(r"(\w[\w.-]+):(.*)", re.DOTALL)  # two letters at least: C: is a drive
 NOTHING_ASKED = (None, "", "auto")
@@ -112,6 +118,15 @@ def need_models(what: str) -> None:
     """Make sure models can be loaded, and keep transformers' own progress bars away."""
     checks.extra("torch", what, "torch")
     checks.extra("transformers", what, "torch").logging.disable_progress_bar()
+
+
+def check_registered(name: str, where: str) -> None:
+    """Refuse what a registered name could not load, as far as that is known without loading it."""
+    if name in CHECKS:
+        module, _, function = CHECKS[name].partition(":")
+        getattr(import_module(module), function)(where)
+    elif name not in OURS:
+        _loader(name)  # another's package may be broken
 
 
 def _loader(name: str) -> Callable[..., Any]:

@@ -89,7 +89,9 @@ def image_roots(data: DataConfig) -> dict[str, Path]:
     return {split: Path(path).parent for split, path in _files(data).items()}
 
 
-def refuse_overlap(splits: dict[str, list[Query]], units: dict[str, list[str]]) -> None:
+def refuse_overlap(
+    splits: Mapping[str, Sequence[Query]], units: Mapping[str, Sequence[str]]
+) -> None:
     """No query may be in calibration and test; a unit in both is said."""
     if not set(JUDGED) <= set(splits):
         return

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from fusevlm.config import prior_statistics
 from fusevlm.errors import ArtefactError, InputError, library_quiet
 from fusevlm.fuse.thresholds import Threshold
 from fusevlm.pipeline.calibrate import Tables, read_methods, read_rounds
@@ -30,7 +31,7 @@ from fusevlm.pipeline.methods import FUSE, GUARANTEED, Fitted, group_of
 from fusevlm.pipeline.rounds import curve, replayed
 from fusevlm.pipeline.run import Work
 from fusevlm.pipeline.written import check_results
-from fusevlm.settings import EvaluateConfig
+from fusevlm.settings import Config, EvaluateConfig
 from fusevlm.store import read_json, read_parquet, save, save_json, save_parquet
 from fusevlm.store.runs import require_whole
 from fusevlm.store.tables import csv_bytes
@@ -41,6 +42,16 @@ REDO = "Make it again: --redo evaluate."
 PREDICTED: dict[str, Any] = {  # columns; also unit, which runs of before lack
     "query_id": str, "wrong": bool, "*unit": str, "*.u": float, "*.p_wrong": float,
 }  # fmt: skip
+
+
+def check(config: Config) -> None:
+    """Refuse a table over severities of a prior statistic that there would not be."""
+    named = prior_statistics(config.adapter)
+    if config.evaluate.severity and "s" not in named and len(named) != 1:
+        raise InputError(
+            "evaluate.severity is about the prior statistic s, and adapter.source = 'none' leaves "
+            "none. Leave it out, or name one statistic of activations."
+        )
 
 
 def make(work: Work) -> dict[str, int]:

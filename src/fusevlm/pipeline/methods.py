@@ -357,7 +357,7 @@ class Fitted:
         if self.fuse is None:
             assert self.values is not None
             stack, shown = self.map if isinstance(self.map, Stack) else None, {}
-            u = queries.columns[self.method.name] if stack is None else stack(queries)
+            u = queries.column(self.method.name, "a method") if stack is None else stack(queries)
         else:
             given = _given(queries, self.method)
             scores = self.fuse.score(given)

@@ -15,12 +15,12 @@ from fusevlm.fuse.estimator import Fuse
 from fusevlm.fuse.evidence import response_rows
 from fusevlm.models.devices import CPU, need_device
 from fusevlm.models.protocol import SHORT_ANSWER, Decoding, Model, Paid
-from fusevlm.models.registry import load_model, local_input
+from fusevlm.models.registry import load_model, local_input, split_source
 from fusevlm.models.temperatures import parse
 from fusevlm.pipeline.data import read_asked
 from fusevlm.pipeline.parts import NEVER, Piece, Progress, fill, open_pieces
 from fusevlm.pipeline.run import Work
-from fusevlm.settings import Config
+from fusevlm.settings import Config, SampleConfig
 from fusevlm.store.declared import need_fields
 from fusevlm.store.files import read_sealed, save_sealed
 from fusevlm.store.generations import KIND, Whiten, pack_generations
@@ -186,10 +186,20 @@ def _whitened_gram(fuse: Fuse) -> Whiten:
     return gram
 
 
-def load_sampler(config: Config, *, before: Mapping[str, Any] | None = None) -> Model:
-    """The model of a config, ready to sample; ``before`` is what is noted of its server."""
+def check_sampling(config: Config) -> None:
+    """Refuse how samples would be drawn, where that can never be: before any model is loaded."""
     sample = config.sample
-    decoding = Decoding(
+    decoding_of(sample)
+    parse(sample.temperature, sample.n, sample.seed)
+    if sample.path == "second_pass" and split_source(sample.model)[0] != "vllm":
+        raise InputError("sample.path is 'second_pass', which is vLLM's. Say 'auto'.")
+    if sample.gram:
+        _whitened_gram(Fuse.load(sample.gram))
+
+
+def decoding_of(sample: SampleConfig) -> Decoding:
+    """How answers are decoded."""
+    return Decoding(
         prompt=sample.prompt or SHORT_ANSWER,
         max_new_tokens=sample.max_new_tokens,
         top_p=None if sample.top_p == 1.0 else sample.top_p,
@@ -199,6 +209,11 @@ def load_sampler(config: Config, *, before: Mapping[str, Any] | None = None) -> 
         layers=tuple(int(x) if x.lstrip("-").isdigit() else x for x in sample.layers),
         path=sample.path,
     )
+
+
+def load_sampler(config: Config, *, before: Mapping[str, Any] | None = None) -> Model:
+    """The model of a config, ready to sample; ``before`` is what is noted of its server."""
+    sample, decoding = config.sample, decoding_of(config.sample)
     options: dict[str, Any] = {
         "dtype": sample.dtype,
         "device_map": sample.device_map or None,

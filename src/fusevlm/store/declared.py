@@ -133,6 +133,8 @@ def _is_array(value: Any, inner: tuple[Any, ...]) -> bool:
     if not isinstance(value, np.ndarray):
         return False
     (scalar,) = get_args(inner[1]) or (Any,)
+    if scalar is np.float64:  # or single precision, to save space; half has no linear algebra
+        return value.dtype in (np.float64, np.float32)
     for base, kinds in KINDS.items():
         if isinstance(scalar, type) and issubclass(scalar, base):
             return value.dtype.kind in kinds

@@ -295,6 +295,21 @@ def _wait_for(handle: int, home: Path, how: int) -> None:
             return None
 
 
+def refuse_held(folder: Path) -> None:
+    """Refuse a folder that another process holds now; nothing is written."""
+    path = folder / LOCK
+    if path.is_symlink() or not path.is_file():
+        return
+    with path.open() as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError as error:
+            holder = lock.read().strip() or "another process"
+            raise ArtefactError(
+                f"{folder} is in use by {holder}. Wait, or choose another folder."
+            ) from error
+
+
 @contextmanager
 def hold(folder: AnyPath) -> Iterator[None]:
     """Keep other processes off a folder meanwhile."""

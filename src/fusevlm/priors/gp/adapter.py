@@ -218,7 +218,12 @@ class GpAdapter:
         pairs = check_pairs(image, text, norm=self.options.norm, widths=self.fitted.widths)
         z = {name: self._standardised(name, rows) for name, rows in pairs.items()}
         given = None if starts is None else torch.as_tensor(np.asarray(starts), device=self.device)
-        found = self._search.latents(z, given, n_climbs=n_climbs, max_steps=max_steps, tol=tol)
+        try:
+            found = self._search.latents(z, given, n_climbs=n_climbs, max_steps=max_steps, tol=tol)
+        except SINGULAR as error:
+            raise InputError(
+                f"this adapter cannot place a query: {error} Train it again."
+            ) from error
         log_scale = sum(
             self.fitted.widths[name] * float(torch.log(self._units[name].scale)) for name in z
         )

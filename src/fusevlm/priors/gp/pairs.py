@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import warnings
 from pathlib import Path
 from tokenize import TokenError
 from typing import Any
@@ -81,8 +82,10 @@ def saved_widths(folder: str | os.PathLike[str]) -> dict[str, int]:
 
 def _read_npy(source: Path) -> Any:
     try:
-        # not np.load, which takes archives too
-        return np.lib.format.read_array(io.BytesIO(read_regular(source)), allow_pickle=False)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of a header as Python 2 wrote it
+            # not np.load, which takes archives too
+            return np.lib.format.read_array(io.BytesIO(read_regular(source)), allow_pickle=False)
     # the header is Python's, and may be of any size
     except (OSError, ValueError, TypeError, EOFError, TokenError, MemoryError) as error:
         raise ArtefactError(f"cannot read {source}: {error}.") from error
