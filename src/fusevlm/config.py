@@ -374,8 +374,8 @@ def _check_wording(wording: str) -> None:
         good = False
     if not good:
         raise InputError(
-            f"semantics.wording is {wording!r}; it must hold {{answer}}, may hold {{question}}, and "
-            f"no other braces."
+            f"semantics.wording is {wording!r}; it must hold {{answer}}, may hold {{question}}, "
+            f"and no other braces."
         )
 
 

@@ -14,6 +14,7 @@ import resource
 import shutil
 import signal
 import sqlite3
+import time
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -76,7 +77,7 @@ from fusevlm.store.runs import digest_of, read_manifest, read_run
 
 Read = Callable[[bytes], Any]
 CORPUS = Path(__file__).parent / "corpus"  # a folder for each target, of inputs that once broke it
-PATIENCE = 20.0  # seconds for one input, on a busy machine
+PATIENCE = 60.0  # seconds for one input, of which a busy machine may give us few
 MEMORY = 3_000_000_000  # bytes that one may take
 
 
@@ -93,7 +94,9 @@ def tried(read: Read, payload: bytes) -> bool:
     def stop(*_):
         raise Hang
 
-    before = signal.signal(signal.SIGALRM, stop)
+    # pytest's own alarm rings on afterwards
+    before, (left, _) = signal.signal(signal.SIGALRM, stop), signal.getitimer(signal.ITIMER_REAL)
+    begun = time.monotonic()
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (_taken() + MEMORY, hard))
     signal.setitimer(signal.ITIMER_REAL, PATIENCE, 1.0)  # again, where a callback swallowed it
@@ -111,6 +114,8 @@ def tried(read: Read, payload: bytes) -> bool:
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
+        if left:
+            signal.setitimer(signal.ITIMER_REAL, max(0.1, left - (time.monotonic() - begun)))
         resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
 

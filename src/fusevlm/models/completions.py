@@ -65,7 +65,8 @@ def kept_answer(known: Any) -> tuple[Answer, int] | None:
     text, truncated = _get(told, "text"), _get(told, "truncated")
     good = isinstance(text, str) and type(truncated) is bool and type(tokens) is int
     for row in rows:
-        good = good and (row is None or (isinstance(row, list) and None not in map(_number, row)))
+        listed = isinstance(row, list | tuple)  # a tuple where no file lies between
+        good = good and (row is None or (listed and None not in map(_number, row)))
     if not good:
         return None
     logprobs, margins = (None if row is None else tuple(map(float, row)) for row in rows)

@@ -286,7 +286,7 @@ def _problems_of_queries(
     if splits:
         needed = {CALIBRATION: "calibrate", TEST: "evaluate"}
         found += [
-            f"there are no {split} queries, which {stage} needs: name data.{split}."
+            f"there are no {split} queries: name data.{split}, which {stage} needs."
             for split, stage in needed.items()
             if stage in stages and not splits.get(split)
         ]
