@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import math
 import re
+import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from types import ModuleType
@@ -27,8 +28,10 @@ IntArray = npt.NDArray[np.int64]
 def as_floats(value: Any, name: str) -> FloatArray:
     """``value`` as float64, or InputError when it is not numeric."""
     try:
+        if getattr(getattr(value, "dtype", None), "kind", "") == "c":
+            raise TypeError("they are complex")
         return np.asarray(value, dtype=np.float64)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise InputError(
             f"{name} is not numeric ({error}). Pass numbers, or an array of them."
         ) from error
@@ -237,7 +240,8 @@ class Number:
             return False
         above = value > self.low if self.open_low else value >= self.low
         below = value < self.high if self.open_high else value <= self.high
-        return bool(above and below and math.isfinite(value))
+        size: Any = abs(value)  # of a whole number that no float holds, too
+        return bool(above and below and size <= sys.float_info.max)
 
     def __str__(self) -> str:
         low = f"{'above' if self.open_low else 'at least'} {self.low:g}"
@@ -268,6 +272,28 @@ class Device:
 
     def __str__(self) -> str:
         return "a device: cpu, cuda, cuda:1, mps or xpu"
+
+
+@dataclass(frozen=True, init=False)
+class Shape:
+    """The axes of an array by their names, or that of a list; axes of one name are equally long.
+
+    A number is itself, and ``_`` any.
+    """
+
+    names: tuple[str, ...]
+
+    def __init__(self, *names: str) -> None:
+        object.__setattr__(self, "names", names)
+
+    def fits(self, value: Any, lengths: dict[str, int]) -> bool:
+        """Whether the axes are as long as is known; what is not known yet is noted."""
+        sizes = value.shape if isinstance(value, np.ndarray) else (len(value),)
+        return len(sizes) == len(self.names) and all(
+            size == (int(name) if name.isdigit() else lengths.setdefault(name, size))
+            for name, size in zip(self.names, sizes, strict=True)
+            if name != "_"
+        )
 
 
 POSITIVE = Number(0.0, open_low=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import sys
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, asdict, fields, is_dataclass
@@ -46,12 +47,12 @@ def read_config(path: str | os.PathLike[str], changes: Sequence[str] = ()) -> Co
 def read_toml(source: Path) -> dict[str, Any]:
     """The tables of a TOML file, or why it cannot be read."""
     try:
-        if not source.is_file():  # also of a pipe, which would never end
+        if not os.path.isfile(source):  # also of a pipe, which would never end
             raise FileNotFoundError(2, "there is no such file")
         return tomllib.loads(source.read_text(encoding="utf-8"))
     except OSError as error:
         raise InputError(f"cannot read {source}: {error.strerror or error}.") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # also of letters, and of endless numbers
         raise InputError(f"{source} is not TOML: {error}.") from error
 
 
@@ -199,11 +200,10 @@ def _typed(value: Any, kind: Any, where: str) -> Any:
             return tuple(value)
         raise InputError(f"{where} is {value!r}; expected a list of whole numbers from 0.")
     if kind == tuple[float, ...]:
-        numbers = isinstance(value, list | tuple) and all(type(x) in (int, float) for x in value)
-        if numbers:
+        if isinstance(value, list | tuple) and all(map(_is_number, value)):
             return tuple(float(item) for item in value)
         raise InputError(f"{where} is {value!r}; expected a list of numbers.")
-    if kind is float and type(value) is int:
+    if kind is float and type(value) is int and _is_number(value):
         return float(value)
     if kind is str and type(value) in (int, float):
         return str(value)
@@ -213,10 +213,15 @@ def _typed(value: Any, kind: Any, where: str) -> Any:
     return value
 
 
+def _is_number(value: Any) -> bool:
+    """Whether it is one that floats hold."""
+    return type(value) in (int, float) and not abs(value) > sys.float_info.max
+
+
 def _value(text: str) -> Any:
     try:
         return tomllib.loads(f"v = {text}")["v"]
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):
         return text  # a bare string
 
 
@@ -234,7 +239,7 @@ def anchor(config: Config, home: Path) -> Config:
 
 def _anchored(text: str, home: Path) -> str:
     name, colon, value = text.rpartition(":")  # a registered model's NAME:SOURCE
-    if value and value not in (EMBEDDED, TRAIN, NONE) and (home / value).exists():
+    if value and value not in (EMBEDDED, TRAIN, NONE) and os.path.exists(home / value):
         return f"{name}{colon}{(home / value).resolve()}"
     return text
 
@@ -347,10 +352,8 @@ def _check(config: Config, where: str) -> None:
                 f"sample.device is {config.sample.device!r} and sample.device_map "
                 f"{config.sample.device_map!r}; give one of them."
             )
-        if semantics.wording and "{answer}" not in semantics.wording:
-            raise InputError(
-                f"semantics.wording is {semantics.wording!r}; it must hold {{answer}}."
-            )
+        if semantics.wording:
+            _check_wording(semantics.wording)
         if not config.sample.layers:
             raise InputError("sample.layers is empty; name at least one, such as 'last'.")
         if config.score.layer not in config.sample.layers:
@@ -360,6 +363,20 @@ def _check(config: Config, where: str) -> None:
             )
     except InputError as error:
         raise InputError(f"{where}: {error}") from error
+
+
+def _check_wording(wording: str) -> None:
+    """A wording is filled in with the answer, and perhaps the question, and with nothing else."""
+    try:
+        wording.format(answer="", question="")
+        good = "{answer}" in wording
+    except (LookupError, ValueError, AttributeError):
+        good = False
+    if not good:
+        raise InputError(
+            f"semantics.wording is {wording!r}; it must hold {{answer}}, may hold {{question}}, "
+            f"and no other braces."
+        )
 
 
 def _check_rows(config: Config) -> None:

@@ -25,7 +25,7 @@ def of_openai(response: Any) -> Found:
     several = isinstance(response, Sequence) and not isinstance(response, str | bytes)
     choices: list[Any] = []
     for one in response if several else [response]:
-        choices += _needed(one, "choices", "an OpenAI response")
+        choices += _listed(one, "choices", "an OpenAI response")
     if not choices:
         raise InputError("the OpenAI response has no choices; expected one per sample.")
     texts = [_said(choice) for choice in choices]
@@ -39,7 +39,7 @@ def of_vllm(output: Any) -> Found:
             "expected one RequestOutput; llm.generate gives a list, one per prompt: "
             "[Samples.from_vllm(output) for output in outputs]."
         )
-    completions = _needed(output, "outputs", "a RequestOutput of vLLM")
+    completions = _listed(output, "outputs", "a RequestOutput of vLLM")
     texts = [str(_needed(one, "text", "an output of vLLM")) for one in completions]
     rows = [_vllm_logprobs(one) for one in completions]
     return texts, _whole(rows, "Sample with SamplingParams(logprobs=0).")
@@ -84,6 +84,13 @@ def _needed(thing: Any, name: str, what: str) -> Any:
     return found
 
 
+def _listed(thing: Any, name: str, what: str) -> list[Any]:
+    found = _needed(thing, name, what)
+    if not isinstance(found, list | tuple):
+        raise InputError(f"expected {what} with a list {name!r}; got a {type(found).__name__}.")
+    return list(found)
+
+
 def _said(choice: Any) -> str:
     """The text of a choice: its content, whole or in parts; a refusal is what was said, too."""
     message = _get(choice, "message")
@@ -100,7 +107,7 @@ def _openai_logprobs(choice: Any) -> Any:
     content = _get(found, "content")  # of a chat
     if content is None:
         return _get(found, "token_logprobs")  # of a plain completion
-    return [_get(token, "logprob") for token in content]
+    return [_get(token, "logprob") for token in content] if _is_list(content) else None
 
 
 def _vllm_logprobs(completion: Any) -> Any:
@@ -113,7 +120,7 @@ def _vllm_logprobs(completion: Any) -> Any:
 
 def _whole(rows: Sequence[Any], advice: str) -> list[Any] | None:
     """The rows if every one is known to its last token, else None."""
-    known = [row is not None and len(row) > 0 and all(map(_is_number, row)) for row in rows]
+    known = [_is_list(row) and len(row) > 0 and all(map(_is_number, row)) for row in rows]
     if all(known):
         return list(rows)
     logger.warning(
@@ -123,6 +130,10 @@ def _whole(rows: Sequence[Any], advice: str) -> list[Any] | None:
         advice,
     )
     return None
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, list | tuple | np.ndarray)
 
 
 def _is_number(value: Any) -> bool:

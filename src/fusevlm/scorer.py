@@ -17,6 +17,7 @@ import logging
 import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from importlib.util import find_spec
@@ -35,6 +36,7 @@ from fusevlm.fuse.neighbours import Neighbours, fit_neighbours
 from fusevlm.fuse.results import Decisions, Scores
 from fusevlm.render.answer import ABSTAIN, ANSWER, Answer
 from fusevlm.settings import MINILM, NONE, EmbedConfig
+from fusevlm.store.files import make_folder, taken
 from fusevlm.store.objects import find_inner, keep_inner, save_inner
 from fusevlm.types import Queries, Query, Samples
 
@@ -219,24 +221,29 @@ class Scorer:
         """Write to the folder ``path``; a kill leaves what was there before, or this."""
         home = Path(path)
         near = self.neighbours
-        saved = _Saved(
-            self.features,
-            save_inner(home, FUSE, self.fuse.save),
-            "" if near is None else save_inner(home, NEIGHBOURS, near.save),
-        )
-        store.save_object(home, MANIFEST, KIND, SCHEMA_VERSION, saved)
-        keep_inner(home, FUSE, saved.fuse)
-        keep_inner(home, NEIGHBOURS, saved.neighbours)
+        make_folder(home)
+        with taken(home):
+            saved = _Saved(
+                self.features,
+                save_inner(home, FUSE, self.fuse.save),
+                "" if near is None else save_inner(home, NEIGHBOURS, near.save),
+            )
+            store.save_object(home, MANIFEST, KIND, SCHEMA_VERSION, saved)
+            keep_inner(home, FUSE, saved.fuse)
+            keep_inner(home, NEIGHBOURS, saved.neighbours)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Scorer:
         """Read what :meth:`save` wrote."""
         home = Path(path)
         classes: dict[str, type] = {"Features": Features, "_Saved": _Saved}
-        saved: _Saved = store.load_object(home, MANIFEST, KIND, SCHEMA_VERSION, classes, {})
-        fuse = Fuse.load(find_inner(home, FUSE, saved.fuse))
-        near = find_inner(home, NEIGHBOURS, saved.neighbours) if saved.neighbours else None
-        return cls(fuse, saved.features, None if near is None else Neighbours.load(near))
+        with taken(home, shared=True) if home.is_dir() else nullcontext():
+            saved: _Saved = store.load_object(
+                home, MANIFEST, KIND, SCHEMA_VERSION, classes, {}, of=_Saved
+            )
+            fuse = Fuse.load(find_inner(home, FUSE, saved.fuse))
+            near = find_inner(home, NEIGHBOURS, saved.neighbours) if saved.neighbours else None
+            return cls(fuse, saved.features, None if near is None else Neighbours.load(near))
 
     @cached_property
     def _loaded(self) -> Any:

@@ -225,7 +225,7 @@ class SweepConfig:
         return tuple(self._row(value) for value in self.values)
 
     def _row(self, value: Any) -> RowConfig:
-        word = f"{value:g}" if type(value) in (int, float) else str(value)
+        word = f"{value:g}" if Number().accepts(value) else str(value)
         first = self.name or self.preset
         own = self.option in ROW_KEYS
         options = self.options if own else {**self.options, self.option: value}

@@ -259,7 +259,8 @@ def test_validate_says_what_would_run(run, tmp_path, capsys, monkeypatch):
     assert out.endswith("ready\n")
     assert main(["validate", str(path), "--run", str(tmp_path / "new"), "--limit", "30"]) == 0
     assert "60 queries × 9 samples, about 1 MB" in capsys.readouterr().out
-    assert main(["validate", str(path), "--run", str(run), "--quiet"]) == 0
+    assert main(["validate", str(path), "--run", str(run), "--quiet"]) == 1  # run would refuse it
+    assert "data is stale: data.n_calibration was 0 and is now 100" in capsys.readouterr().out
     monkeypatch.setattr("shutil.disk_usage", lambda path: shutil._ntuple_diskusage(9, 9, 9))
     assert main(["validate", str(path), "--run", str(tmp_path / "new")]) == 1
     assert "0 MB are free" in capsys.readouterr().out

@@ -175,9 +175,12 @@ def test_validate_looks_into_the_tables(home, tmp_path, capsys):
     assert "the column 'kin', which query '0' lacks. Did you mean 'kind'" in out
     assert "'./nowhere', which is no folder" in out
     assert "5 problem(s)" in out
-    words = [*words[:4], "--set", "data.test="]  # nothing to slice yet
-    assert main(words) == 0
-    assert "40 queries × 4 samples" in capsys.readouterr().out
+    words = [*words[:4], "--set", "data.test="]  # nothing to slice yet, and nothing to evaluate
+    assert main(words) == 1
+    out = capsys.readouterr().out
+    assert "40 queries × 4 samples" in out
+    assert "there are no test queries: name data.test, which evaluate needs" in out
+    assert "1 problem(s)" in out
 
 
 FEW = ("--limit", "12", "--set", 'calibrate.methods=["practical", "distinct"]')

@@ -449,7 +449,8 @@ def _validate(args: argparse.Namespace) -> int:
 
     config = limited(read_config(args.config, args.set), args.limit)
     folder = run_folder(args.run, config.name)
-    found = validate(config, folder)
+    words = ["run", args.config, *_given(args)]
+    found = validate(config, folder, lambda s: shlex.join(["fusevlm", *words, "--redo", s]))
     if not args.quiet:
         tell(f"{args.config} → {folder}")
         for line in found.plan:

@@ -118,25 +118,35 @@ def _split_of(lists: Mapping[str, AnyPath] | None, asked: str | None) -> _SplitO
 def _coco(path: Path, split_of: _SplitOf, problems: Problems) -> Iterator[_Raw]:
     in_name = re.search(r"_(train|val|test)\d", path.name)
     split = in_name.group(1) if in_name else ALL
-    names = {row.get("id"): row.get("file_name") for _, row in _objects(path, "images", problems)}
+    names: dict[Any, Any] = {}
+    for number, row in _objects(path, "images", problems):
+        if not isinstance(row.get("id"), int | str):
+            where = f"{path}, record {number} of 'images'"
+            problems.found("unreadable record", f"{where}: its id is {row.get('id')!r}.")
+            continue
+        names[row["id"]] = row.get("file_name")
     for number, row in _objects(path, "annotations", problems):
-        where = f"{path}, record {number} of 'annotations'"
-        if row.get("image_id") not in names:
+        where, key = f"{path}, record {number} of 'annotations'", row.get("image_id")
+        if not isinstance(key, int | str) or key not in names:
             problems.found(
                 "caption without image",
-                f"{where}: image_id {row.get('image_id')!r} is not among the file's images.",
+                f"{where}: image_id {key!r} is not among the file's images.",
             )
             continue
-        yield where, names[row["image_id"]], row.get("caption"), split
+        yield where, names[key], row.get("caption"), split
 
 
 def _karpathy(path: Path, split_of: _SplitOf, problems: Problems) -> Iterator[_Raw]:
     for number, row in _objects(path, "images", problems):
         folder, name = row.get("filepath"), row.get("filename")
         image = f"{folder}/{name}" if folder else name
-        for sentence in row.get("sentences", ()):
+        where, sentences = f"{path}, record {number} of 'images'", row.get("sentences", [])
+        if not isinstance(sentences, list):
+            problems.found("unreadable record", f"{where}: its sentences are {sentences!r}.")
+            continue
+        for sentence in sentences:
             caption = sentence.get("raw") if isinstance(sentence, dict) else None
-            yield f"{path}, record {number} of 'images'", image, caption, str(row.get("split", ALL))
+            yield where, image, caption, str(row.get("split", ALL))
 
 
 def _objects(path: Path, key: str, problems: Problems) -> Iterator[tuple[int, dict[str, Any]]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -71,7 +72,7 @@ def official_files(kind: str, folder: str, split: str) -> dict[str, Path]:
 def packed_or_not(folder: Path, name: str) -> Path:
     """The file of that name, or its gzipped form."""
     for path in (folder / name, folder / f"{name}.gz"):
-        if path.is_file():
+        if os.path.isfile(path):
             return path
     raise ArtefactError(f"{folder} holds neither {name} nor {name}.gz. Unpack the dataset there.")
 

@@ -86,7 +86,7 @@ def _query(row: Mapping[str, Any], columns: Mapping[str, str], number: int) -> Q
 def _texts(value: Any) -> tuple[str, ...]:
     if value is None:
         return ()
-    entries = [value] if isinstance(value, str) else list(value)
+    entries = value if isinstance(value, list | tuple) else [value]
     texts: tuple[Any, ...] = tuple(
         e.get("answer") if isinstance(e, Mapping) else e for e in entries
     )

@@ -21,7 +21,7 @@ _decode = json.JSONDecoder().raw_decode
 def must_exist(*paths: str | os.PathLike[str]) -> None:
     """ArtefactError for the first path that is not a file, before anything is read."""
     for path in paths:
-        if not Path(path).is_file():
+        if not os.path.isfile(path):
             raise ArtefactError(f"{path} does not exist or is not a file. Check the path.")
 
 
@@ -117,6 +117,8 @@ class _Scanner:
                 if self.ended or not _is_cut(error):
                     self.at = error.pos
                     raise self.damage(error.msg) from error
+            except (ValueError, RecursionError) as error:  # a number or a nest without end
+                raise self.damage(str(error)) from error
             else:
                 # a number may go on in the next chunk, and "1e+" is read as 1 until it does
                 if end + len("e+") < len(self.text) or self.ended:

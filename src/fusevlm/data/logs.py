@@ -11,8 +11,10 @@ Neither tool is imported. Pictures are not read from logs.
 from __future__ import annotations
 
 import json
+import lzma
 import struct
 import zipfile
+import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,8 @@ from fusevlm.store.files import read_regular
 
 MOST = 500_000_000  # bytes of one entry of a log
 ZSTD = 93  # a way of packing that zipfile does not know
+# what the ways of packing raise of damage, and zipfile of one it does not know or of a bad header
+UNPACKING = (zlib.error, lzma.LZMAError, EOFError, NotImplementedError, ValueError, OverflowError)
 RIGHT = {"c": False, "i": True, "correct": False, "incorrect": True}
 # of a line of lmms-eval: what is no metric
 LMMS = frozenset(
@@ -45,7 +49,10 @@ def read_inspect(path: Path) -> list[dict[str, Any]]:
         if entry.get("error") or not isinstance(output, Mapping):
             continue
         label = _inspect_label(entry.get("scores"))
-        for choice in output.get("choices") or []:
+        given = output.get("choices")
+        for choice in given if isinstance(given, list) else []:
+            if not isinstance(choice, Mapping):
+                continue
             row["samples"].append(_said(choice.get("message")))
             row["wrong"].append(label)
             row["logprobs"].append(_logprobs(choice.get("logprobs")))
@@ -76,7 +83,7 @@ def _inspect_entries(path: Path) -> Iterator[Mapping[str, Any]]:
                 found = _parsed(_unpacked(archive, info, path), f"{path}, {info.filename}")
                 if isinstance(found, Mapping):
                     yield found
-    except (OSError, zipfile.BadZipFile, struct.error, RuntimeError) as error:
+    except (OSError, zipfile.BadZipFile, struct.error, RuntimeError, *UNPACKING) as error:
         raise ArtefactError(f"{path} cannot be read as a log of inspect_ai: {error}.") from error
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -90,7 +91,7 @@ class Source:
 def parse_source(text: str) -> Source:
     """``coco:FOLDER``, ``vqav2/val:FOLDER`` or the path of a table; an unknown name is refused."""
     named = NAMED.fullmatch(text)
-    if named is None or Path(text).exists():
+    if named is None or os.path.exists(text):
         return Source(TABLE, "", Path(text))
     kind = checks.known(named[1], [*CAPTIONS, *QUESTIONS], f"data.train {text!r}: the kind")
     splits = CAPTIONS[kind].splits if kind in CAPTIONS else tuple(SPLITS[kind])
@@ -102,7 +103,7 @@ def parse_source(text: str) -> Source:
 def source_files(source: Source) -> list[Path]:
     """The files a source is read from, or an error that names the missing one."""
     if source.kind == TABLE:
-        if not source.folder.is_file():
+        if not os.path.isfile(source.folder):
             raise InputError(f"data.train names {source.folder}, which is no file.")
         return [source.folder]
     if source.kind in QUESTIONS:
@@ -120,7 +121,7 @@ def _captions_file(source: Source) -> tuple[str, Path]:
     names = [(f, n.format(split=source.split)) for f, n in CAPTIONS[source.kind].files]
     for kind, name in names:
         for path in (source.folder / name, source.folder / f"{name}.gz"):
-            if path.is_file():
+            if os.path.isfile(path):
                 return kind, path
     listed = " nor ".join(name for _, name in names)
     raise InputError(

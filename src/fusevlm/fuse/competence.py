@@ -20,10 +20,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 
-from fusevlm.checks import BoolArray, FloatArray, IntArray
+from fusevlm.checks import BoolArray, FloatArray, IntArray, Shape
 
 NAME = "competence"
 LEAST_UNITS = 100
@@ -38,8 +39,8 @@ SHARED = (0.0, 0.3, 1.0, 3.0, 10.0, 100.0, 1000.0)  # υ
 class Projection:
     """Leading principal components of one kind of input, of variance 1."""
 
-    mean: FloatArray  # [D]
-    axes: FloatArray  # [D, C]
+    mean: Annotated[FloatArray, Shape("D")]
+    axes: Annotated[FloatArray, Shape("D", "C")]
 
     def __call__(self, rows: FloatArray) -> FloatArray:
         return np.asarray((rows - self.mean) @ self.axes)
@@ -53,8 +54,8 @@ class Competence:
     amplitude: float  # a
     shared: float  # υ
     noise: float  # σ²
-    weights: FloatArray  # [C] posterior mean of w
-    covariance: FloatArray  # [C, C] that of w over σ²
+    weights: Annotated[FloatArray, Shape("C")]  # posterior mean of w
+    covariance: Annotated[FloatArray, Shape("C", "C")]  # that of w over σ²
     gain: float  # nats
 
     def predict(self, inputs: Mapping[str, FloatArray]) -> tuple[FloatArray, FloatArray]:

@@ -12,12 +12,12 @@ import numpy as np
 
 from fusevlm import store
 from fusevlm.checks import FloatArray, IntArray
-from fusevlm.errors import InputError, NotFittedError
+from fusevlm.errors import ArtefactError, InputError, NotFittedError
 from fusevlm.fuse import arguments, competence, kept, novelty, probability, scalar, vector
 from fusevlm.fuse.drift import Drift, Reference
 from fusevlm.fuse.explain import Explanation, References, explain
 from fusevlm.fuse.kept import Kept
-from fusevlm.fuse.model import Model, fit_model, hashes, p_wrong, score_model
+from fusevlm.fuse.model import Model, check_model, fit_model, hashes, p_wrong, score_model
 from fusevlm.fuse.monitor import Monitor
 from fusevlm.fuse.presets import PRESETS, Options, resolve
 from fusevlm.fuse.prior import Prior, Statistics
@@ -476,7 +476,14 @@ class Fuse(Displayed):
             SCHEMA_VERSION,
             {"_Saved": _Saved, **CLASSES},
             MIGRATIONS,
+            of=_Saved,
         )
+        if saved.preset not in PRESETS:
+            raise ArtefactError(f"{path} is of the preset {saved.preset!r}, which there is not.")
+        try:
+            check_model(saved.model, saved.options)
+        except ArtefactError as error:
+            raise ArtefactError(f"{path} is damaged: {error} Save it again.") from error
         usual, now = PRESETS[saved.preset], saved.options
         names = [f.name for f in fields(Options)]
         fuse = cls(

@@ -22,11 +22,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
-from fusevlm.checks import BoolArray, FloatArray
+from fusevlm.checks import BoolArray, FloatArray, Shape
 from fusevlm.fuse.results import NOTHING_CERTIFIED, UNLIKE, Scores
 from fusevlm.meanings import by_string
 from fusevlm.types import Samples
@@ -86,8 +86,8 @@ def sides(standardised: Mapping[str, FloatArray]) -> dict[str, FloatArray]:
 class References:
     """What sources add to the posterior of the calibration queries, and which were wrong."""
 
-    added: Mapping[str, FloatArray]  # [N] each
-    wrong: BoolArray | None
+    added: Mapping[str, Annotated[FloatArray, Shape("N")]]
+    wrong: Annotated[BoolArray | None, Shape("N")]
 
     def rank(self, names: Sequence[str], values: FloatArray) -> FloatArray:
         """The share of calibration queries to which these sources together add less [M]."""

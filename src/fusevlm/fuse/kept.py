@@ -5,12 +5,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
 from fusevlm import checks
-from fusevlm.checks import BoolArray, FloatArray, IntArray
+from fusevlm.checks import BoolArray, FloatArray, IntArray, Shape
 from fusevlm.errors import NotFittedError
 from fusevlm.fuse import thresholds
 from fusevlm.fuse.model import Model
@@ -33,14 +33,15 @@ GRIDDED = ("learn_then_test", "clopper_pearson")  # rules that test candidates e
 class Kept:
     """Labelled scores from which thresholds are chosen."""
 
-    u: FloatArray
-    wrong: BoolArray
-    p_wrong: FloatArray  # before any tilt; NaN: not known
-    novelty: FloatArray  # p-values; NaN: not judged
+    u: Annotated[FloatArray, Shape("N")]
+    wrong: Annotated[BoolArray, Shape("N")]
+    p_wrong: Annotated[FloatArray, Shape("N")]  # before any tilt; NaN: not known
+    novelty: Annotated[FloatArray, Shape("N")]  # p-values; NaN: not judged
     apart: bool  # from the fit's queries; the paper reuses them
-    groups: tuple[str, ...] | None
-    units: IntArray  # codes
-    seen: IntArray = field(default_factory=lambda: np.zeros(0, np.int64))  # hashes of the queries
+    groups: Annotated[tuple[str, ...] | None, Shape("N")]
+    units: Annotated[IntArray, Shape("N")]  # codes
+    # hashes of the queries
+    seen: Annotated[IntArray, Shape("M")] = field(default_factory=lambda: np.zeros(0, np.int64))
 
     def allowed(self, model: Model, options: Options) -> BoolArray:
         """Which of them may be answered, whatever θ."""

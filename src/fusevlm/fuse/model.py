@@ -7,13 +7,13 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from hashlib import blake2b
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
 from fusevlm import checks
-from fusevlm.checks import BoolArray, FloatArray, IntArray
-from fusevlm.errors import InputError, library_quiet
+from fusevlm.checks import BoolArray, FloatArray, IntArray, Shape
+from fusevlm.errors import ArtefactError, InputError, library_quiet
 from fusevlm.fuse import competence, probability
 from fusevlm.fuse.competence import Projection
 from fusevlm.fuse.evidence import (
@@ -73,16 +73,16 @@ class Model:
     vector: VectorModel | None
     score_map: probability.ScoreMap | None
     asked: tuple[str, ...]  # evidence by name, also what was asked too rarely to be weighed
-    u: FloatArray  # calibration scores, sorted
+    u: Annotated[FloatArray, Shape("N")]  # calibration scores, sorted
     statistics: Statistics
     input_widths: Mapping[str, int]
     labelled: bool  # whether the fit saw labels
     n_calibration: int
-    seen: IntArray = field(default_factory=lambda: np.zeros(0, np.int64))  # hashes of the queries
+    # hashes of the queries
+    seen: Annotated[IntArray, Shape("M")] = field(default_factory=lambda: np.zeros(0, np.int64))
     competence: competence.Competence | None = None  # None: no inputs, or silent
-    tuned: FloatArray | None = (
-        None  # [N, 2] sorted calibration scores and whether wrong; or no labels
-    )
+    # sorted calibration scores and whether wrong; or no labels
+    tuned: Annotated[FloatArray | None, Shape("N", "2")] = None
     novelty: Novelty | None = None  # what queries like the calibration's look like
     usual_variance: float = 0.0  # mean of the competence's variance on calibration queries
     components: Mapping[str, Projection] = field(default_factory=dict)  # of inputs
@@ -124,6 +124,31 @@ class Known:
     @property
     def empty(self) -> bool:
         return not self.prior and self.s is None
+
+
+def check_model(model: Model, options: Options) -> None:
+    """Refuse a stored model whose parts do not go together."""
+    own, known = model.vector, set(model.statistics.names)
+    widths = dict(model.input_widths)
+    learnt = {} if model.competence is None else dict(model.competence.projections)
+    good = (model.scalar is None) != (own is None) and (own is None) == (options.fusion == "scalar")
+    good = good and (model.scalar is None or None not in (model.whitener, model.score_map))
+    if own is not None:
+        names = (*own.prior_names, *own.names)
+        good = good and len(own.mean) == len(names) == len(set(names)) > 0
+        good = good and set(own.names) <= set(model.asked) and bool(np.all(own.sd > 0.0))
+        priors = known | ({competence.NAME} if learnt else set())
+        good = good and set(own.prior_names) <= priors
+        good = good and ("logdet" not in own.names or model.whitener is not None)
+    if model.competence is not None:
+        total = sum(one.axes.shape[1] for one in learnt.values())
+        good = good and len(model.competence.weights) == total
+    for name, one in (*learnt.items(), *model.components.items()):
+        good = good and widths.get(name) == len(one.mean)
+    if model.novelty is not None:
+        good = good and model.novelty.whole
+    if not good:
+        raise ArtefactError("the parts of this fit do not go together.")
 
 
 def fit_model(queries: Queries, options: Options) -> Model:

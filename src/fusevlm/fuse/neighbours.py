@@ -9,12 +9,13 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
 from fusevlm import store
-from fusevlm.checks import BoolArray, FloatArray
+from fusevlm.checks import BoolArray, FloatArray, Shape
+from fusevlm.errors import ArtefactError, InputError
 from fusevlm.types import Queries
 
 MANIFEST, KIND, SCHEMA_VERSION = "neighbours.json", "fusevlm.Neighbours", 1
@@ -27,8 +28,8 @@ LONGEST = 300  # characters kept of a question or an answer
 class Axes:
     """Leading directions of one kind of input, scaled to total variance 1."""
 
-    mean: FloatArray  # [D]
-    directions: FloatArray  # [D, C]
+    mean: Annotated[FloatArray, Shape("D")]
+    directions: Annotated[FloatArray, Shape("D", "C")]
 
     def __call__(self, rows: FloatArray) -> FloatArray:
         return np.asarray((rows - self.mean) @ self.directions)
@@ -49,16 +50,23 @@ class Neighbours:
     """Labelled calibration queries by their inputs."""
 
     axes: Mapping[str, Axes]
-    places: FloatArray  # [N, C] float32
-    questions: tuple[str, ...]
-    answers: tuple[str, ...]
-    wrong: BoolArray
+    places: Annotated[FloatArray, Shape("N", "C")]  # float32
+    questions: Annotated[tuple[str, ...], Shape("N")]
+    answers: Annotated[tuple[str, ...], Shape("N")]
+    wrong: Annotated[BoolArray, Shape("N")]
 
     def near(self, inputs: Mapping[str, FloatArray], count: int = 5) -> list[Neighbour]:
         """The nearest to one query, whose inputs are [1, D] each; the nearest first."""
         if any(name not in inputs for name in self.axes):
             return []
-        own = np.hstack([axes(np.atleast_2d(inputs[name])) for name, axes in self.axes.items()])
+        rows = {name: np.atleast_2d(inputs[name]) for name in self.axes}
+        for name, axes in self.axes.items():
+            if rows[name].shape[1] != len(axes.mean):
+                raise InputError(
+                    f"the input {name!r} has {rows[name].shape[1]} features; the calibration's had "
+                    f"{len(axes.mean)}. Use the same encoder."
+                )
+        own = np.hstack([axes(rows[name]) for name, axes in self.axes.items()])
         # rounded, so that of equal questions always the same are shown
         apart = np.round(np.linalg.norm(self.places - own, axis=1), 4)
         return [
@@ -74,7 +82,12 @@ class Neighbours:
     def load(cls, path: str | os.PathLike[str]) -> Neighbours:
         """Read what :meth:`save` wrote; another schema is refused."""
         classes = {"Neighbours": cls, "Axes": Axes}
-        found: Neighbours = store.load_object(path, MANIFEST, KIND, SCHEMA_VERSION, classes, {})
+        found: Neighbours = store.load_object(
+            path, MANIFEST, KIND, SCHEMA_VERSION, classes, {}, of=cls
+        )
+        wide = sum(axes.directions.shape[1] for axes in found.axes.values())
+        if found.places.shape[1] != wide:
+            raise ArtefactError(f"{path} is damaged: its places have no axes. Save it again.")
         return found
 
 

@@ -23,12 +23,12 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
 from fusevlm import checks
-from fusevlm.checks import FloatArray
+from fusevlm.checks import FloatArray, Shape
 from fusevlm.errors import InputError
 from fusevlm.maths.gaussians import Gaussian, fit_gaussian, left_out_mahalanobis, mahalanobis
 
@@ -56,8 +56,9 @@ class Side:
     numbers: Numbers | None
     worded: tuple[str, ...]  # views that are texts
     words: tuple[str, ...]  # all that the calibration queries have
-    distances: FloatArray  # of the references, ascending
-    farther: FloatArray  # [n + 1] Σ_units share of the unit's queries at rank i or above
+    distances: Annotated[FloatArray, Shape("n")]  # of the references, ascending
+    # Σ_units share of the unit's queries at rank i or above
+    farther: Annotated[FloatArray, Shape("n+1")]
 
     def distance(self, views: Views) -> FloatArray:
         """How far new queries are [N]."""
@@ -83,6 +84,24 @@ class Novelty:
     level: float
     n_units: int
     why: str = ""
+
+    @property
+    def whole(self) -> bool:
+        """Whether the sides are of the views, and each goes with itself."""
+        texts = {name for name, width in self.views.items() if width == 0}
+        for side in self.sides.values():
+            numbers = {} if side.numbers is None else side.numbers.widths
+            if any(self.views.get(n) != width or width < 1 for n, width in numbers.items()):
+                return False
+            if side.numbers is not None and (
+                len(side.numbers.gaussian.mean) != sum(numbers.values()) or not numbers
+            ):
+                return False
+            if len(side.farther) != len(side.distances) + 1 or not set(side.worded) <= texts:
+                return False
+            if side.numbers is None and not side.worded:
+                return False
+        return True
 
     def p_values(self, views: Views) -> dict[str, FloatArray]:
         """The p-value of each side, times the number of sides."""

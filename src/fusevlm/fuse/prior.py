@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 
-from fusevlm.checks import FloatArray
+from fusevlm.checks import FloatArray, Shape
 from fusevlm.errors import InputError
 
 logger = logging.getLogger(__name__)
@@ -23,9 +24,9 @@ class Statistics:
     They should rise together.
     """
 
-    names: tuple[str, ...]
-    mean: tuple[float, ...]
-    sd: tuple[float, ...]
+    names: Annotated[tuple[str, ...], Shape("P")]
+    mean: Annotated[tuple[float, ...], Shape("P")]
+    sd: Annotated[tuple[float, ...], Shape("P")]
 
     def reduce(self, prior: Mapping[str, FloatArray]) -> FloatArray | None:
         """s [N], or None without statistics."""

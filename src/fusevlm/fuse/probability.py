@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 
-from fusevlm.checks import BoolArray, FloatArray
+from fusevlm.checks import BoolArray, FloatArray, Shape
 from fusevlm.errors import InputError
 from fusevlm.maths.logistic import logistic_regression, sigmoid
 
@@ -37,8 +38,8 @@ class Platt:
 class Isotonic:
     """A non-decreasing piecewise-linear map through (u, p), constant outside their range."""
 
-    u: FloatArray
-    p: FloatArray
+    u: Annotated[FloatArray, Shape("N")]
+    p: Annotated[FloatArray, Shape("N")]
 
     def __call__(self, u: FloatArray) -> FloatArray:
         return np.interp(u, self.u, self.p)

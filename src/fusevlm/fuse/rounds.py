@@ -15,17 +15,23 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
 from fusevlm import checks, store
-from fusevlm.checks import BoolArray, FloatArray, IntArray
-from fusevlm.errors import FuseError, InputError, NotFittedError, library_quiet
+from fusevlm.checks import BoolArray, FloatArray, IntArray, Shape
+from fusevlm.errors import (
+    ArtefactError,
+    FuseError,
+    InputError,
+    NotFittedError,
+    library_quiet,
+)
 from fusevlm.fuse import probability, stopping, thresholds
 from fusevlm.fuse.estimator import CLASSES, codes, divide
 from fusevlm.fuse.explain import Explanation, explain
-from fusevlm.fuse.model import Model, fit_scored, hashes, p_wrong, score_model
+from fusevlm.fuse.model import Model, check_model, fit_scored, hashes, p_wrong, score_model
 from fusevlm.fuse.presets import Options, resolve
 from fusevlm.fuse.results import Decisions, Scores, decisions, eligible
 from fusevlm.fuse.stopping import Rule
@@ -86,12 +92,12 @@ def at_tier(queries: Queries, tier: Tier) -> Queries:
 class Gone:
     """Queries that went through all tiers: P(wrong) at each [N, K], their price, their labels."""
 
-    p: FloatArray
-    cost: FloatArray
-    wrong: BoolArray
-    novelty: FloatArray
-    units: IntArray
-    seen: IntArray = field(default_factory=lambda: np.zeros(0, np.int64))
+    p: Annotated[FloatArray, Shape("N", "K")]
+    cost: Annotated[FloatArray, Shape("N", "K")]
+    wrong: Annotated[BoolArray, Shape("N")]
+    novelty: Annotated[FloatArray, Shape("N")]
+    units: Annotated[IntArray, Shape("N")]
+    seen: Annotated[IntArray, Shape("M")] = field(default_factory=lambda: np.zeros(0, np.int64))
 
 
 @dataclass(frozen=True)
@@ -104,10 +110,10 @@ class _Fitted:
 
 @dataclass(frozen=True)
 class _Saved:
-    tiers: tuple[Tier, ...]
+    tiers: Annotated[tuple[Tier, ...], Shape("K")]
     options: Options
-    models: tuple[Model, ...]
-    variance: FloatArray  # [K] of u, left open by each tier
+    models: Annotated[tuple[Model, ...], Shape("K")]
+    variance: Annotated[FloatArray, Shape("K")]  # of u, left open by each tier
     tuning: Gone
     kept: Gone
     apart: bool  # whether those are no tuning queries, or else no label was seen before
@@ -432,7 +438,17 @@ class Rounds(Displayed):
     def load(cls, path: str | os.PathLike[str]) -> Rounds:
         """Read what :meth:`save` wrote; another schema is refused."""
         classes = {**CLASSES, "_Saved": _Saved, "Tier": Tier, "Gone": Gone}
-        saved: _Saved = store.load_object(path, MANIFEST, KIND, SCHEMA_VERSION, classes, {})
+        saved: _Saved = store.load_object(
+            path, MANIFEST, KIND, SCHEMA_VERSION, classes, {}, of=_Saved
+        )
+        sizes = {saved.tuning.p.shape[1], saved.kept.p.shape[1], len(saved.tiers)}
+        try:
+            for model in saved.models:
+                check_model(model, saved.options)
+        except ArtefactError as error:
+            raise ArtefactError(f"{path} is damaged: {error} Save it again.") from error
+        if len(sizes) > 1 or not len(saved.tuning.p) or not len(saved.kept.p):
+            raise ArtefactError(f"{path} is damaged: its tiers do not match. Save it again.")
         usual = Options()
         given = {
             f.name: getattr(saved.options, f.name)

@@ -22,12 +22,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
 from fusevlm import checks
-from fusevlm.checks import BoolArray, FloatArray, IntArray
+from fusevlm.checks import BoolArray, FloatArray, IntArray, Shape
 from fusevlm.errors import InputError
 from fusevlm.maths import bounds
 
@@ -87,7 +87,7 @@ class Dependence:
     correlation  of two errors in one unit, beyond what the scores explain
     """
 
-    units: IntArray
+    units: Annotated[IntArray, Shape("N")]
     correlation: float
 
     def among(self, rows: BoolArray) -> Dependence:

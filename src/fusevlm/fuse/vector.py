@@ -29,11 +29,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Annotated
 
 import numpy as np
 
 from fusevlm import checks
-from fusevlm.checks import BoolArray, FloatArray
+from fusevlm.checks import BoolArray, FloatArray, Shape
 from fusevlm.errors import InputError, NotFittedError
 from fusevlm.maths import fusion
 
@@ -66,10 +67,10 @@ class VectorModel:
 
     prior_names: tuple[str, ...]
     names: tuple[str, ...]  # of the evidence
-    mean: FloatArray  # [P+K] of the raw columns
-    sd: FloatArray  # [P+K]
-    k: FloatArray  # [P+K] correlation with u
-    C: FloatArray  # [P+K, P+K]
+    mean: Annotated[FloatArray, Shape("P+K")]  # of the raw columns
+    sd: Annotated[FloatArray, Shape("P+K")]
+    k: Annotated[FloatArray, Shape("P+K")]  # correlation with u
+    C: Annotated[FloatArray, Shape("P+K", "P+K")]
     t: float | None  # wrong ⇔ u > t; None without labels or a base rate
     labelled: bool  # whether labels set k
 
@@ -109,7 +110,7 @@ class VectorModel:
         found = np.zeros_like(x)
         for pattern in np.unique(known, axis=0):
             rows, j = np.flatnonzero((known == pattern).all(axis=1)), np.flatnonzero(pattern)
-            weights = np.linalg.solve(self.C[np.ix_(j, j)], self.k[j]) if len(j) else np.zeros(0)
+            weights = _solved(self.C[np.ix_(j, j)], self.k[j]) if len(j) else np.zeros(0)
             found[np.ix_(rows, j)] = x[np.ix_(rows, j)] * weights
         return dict(zip((*self.prior_names, *self.names), found.T, strict=True))
 
@@ -138,8 +139,8 @@ class VectorModel:
     ) -> tuple[FloatArray, ...]:
         P, size = len(self.prior_names), len(x)
         s, e = np.flatnonzero(known[:P]), P + np.flatnonzero(known[P:])
-        gain = np.linalg.solve(self.C[np.ix_(s, s)], self.C[np.ix_(s, [*e])]) if len(s) else None
-        weights = np.linalg.solve(self.C[np.ix_(s, s)], self.k[s]) if len(s) else np.zeros(0)
+        gain = _solved(self.C[np.ix_(s, s)], self.C[np.ix_(s, [*e])]) if len(s) else None
+        weights = _solved(self.C[np.ix_(s, s)], self.k[s]) if len(s) else np.zeros(0)
         m0, variance = x[:, s] @ weights, 1.0 - float(self.k[s] @ weights)
         k, C, rest = self.k[e], self.C[np.ix_(e, e)], x[:, e]
         if gain is not None:
@@ -158,7 +159,7 @@ class VectorModel:
         """What one raw unit of a prior statistic adds to m0 where all statistics are known."""
         P = len(self.prior_names)
         j = self.prior_names.index(name)
-        return float(np.linalg.solve(self.C[:P, :P], self.k[:P])[j] / self.sd[j])
+        return float(_solved(self.C[:P, :P], self.k[:P])[j] / self.sd[j])
 
     def p_wrong(self, m_post: FloatArray, sigma_post: FloatArray) -> FloatArray:
         """P(wrong) = Φ((m_post − t)/σ_post)."""
@@ -170,6 +171,14 @@ class VectorModel:
                 "wrong answers you expect)."
             )
         return np.asarray(ndtr((m_post - self.t) / sigma_post))
+
+
+def _solved(C: FloatArray, b: FloatArray) -> FloatArray:
+    """C⁻¹b, which a fit that was tampered with may not have."""
+    try:
+        return np.asarray(np.linalg.solve(C, b))
+    except np.linalg.LinAlgError as error:
+        raise InputError("the covariance of this fit has no inverse. Fit it again.") from error
 
 
 def fit_vector(

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 
-from fusevlm.checks import FloatArray, IntArray
+from fusevlm.checks import FloatArray, IntArray, Shape
 from fusevlm.errors import InputError
 from fusevlm.maths.covariance import oas_intensity, oas_of_traces
 
@@ -16,8 +17,9 @@ from fusevlm.maths.covariance import oas_intensity, oas_of_traces
 class Gaussian:
     """Mean and inverse Cholesky factor of one modality's training embeddings."""
 
-    mean: FloatArray  # [D]
-    inverse_root: FloatArray  # [D, D] L⁻¹ with LLᵀ = Σ; or [C, D], with a reduction before it
+    mean: Annotated[FloatArray, Shape("D")]
+    # L⁻¹ [D, D] with LLᵀ = Σ; or with a reduction before it
+    inverse_root: Annotated[FloatArray, Shape("C", "D")]
 
 
 def fit_gaussian(rows: FloatArray) -> Gaussian:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 
-from fusevlm.checks import FloatArray, IntArray
+from fusevlm.checks import FloatArray, IntArray, Shape
 
 RIDGES = (1e-4, 1e-3, 1e-2, 1e-1, 1.0, 10.0)
 
@@ -54,10 +55,10 @@ def logistic_regression(X: FloatArray, y: FloatArray, ridge: float = 1e-6) -> Fl
 class Linear:
     """P = sigmoid(intercept + slopes·(x − centre)/scale)."""
 
-    centre: FloatArray  # [K]
-    scale: FloatArray  # [K]
+    centre: Annotated[FloatArray, Shape("K")]
+    scale: Annotated[FloatArray, Shape("K")]
     intercept: float
-    slopes: FloatArray  # [K]
+    slopes: Annotated[FloatArray, Shape("K")]
 
     def __call__(self, X: FloatArray) -> FloatArray:
         return sigmoid(self.intercept + (X - self.centre) / self.scale @ self.slopes)

@@ -7,11 +7,12 @@ not depend on which square root is taken: the triangular one is as good as the s
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Annotated
 
 import numpy as np
 
 from fusevlm import checks
-from fusevlm.checks import FloatArray
+from fusevlm.checks import FloatArray, Shape
 from fusevlm.errors import InputError
 from fusevlm.maths.covariance import ResponseShape
 
@@ -20,7 +21,7 @@ from fusevlm.maths.covariance import ResponseShape
 class NoWhitening:
     """Centre only (or not even that, with a zero mean): UMPIRE's geometry."""
 
-    mean: FloatArray  # [d]
+    mean: Annotated[FloatArray, Shape("d")]
 
     @property
     def d(self) -> int:
@@ -35,8 +36,8 @@ class NoWhitening:
 class ExactWhitening:
     """Σ_r = L·Lᵀ; whitened rows are L^{-1}(r − mean). Cost O(n·d²) a query."""
 
-    mean: FloatArray  # [d]
-    L: FloatArray  # [d, d], lower triangular
+    mean: Annotated[FloatArray, Shape("d")]
+    L: Annotated[FloatArray, Shape("d", "d")]  # lower triangular
 
     @property
     def d(self) -> int:
@@ -57,9 +58,11 @@ class LowRankWhitening:
     whitened Gram is (R D^{-½})(R D^{-½})ᵀ − (R B)(R B)ᵀ.
     """
 
-    mean: FloatArray  # [d]
-    inverse_root_D: FloatArray  # [d]
-    B: FloatArray  # [d, k], already divided by inverse_root_D: acts on scaled rows
+    mean: Annotated[FloatArray, Shape("d")]
+    inverse_root_D: Annotated[FloatArray, Shape("d")]
+    B: Annotated[
+        FloatArray, Shape("d", "k")
+    ]  # already divided by inverse_root_D: acts on scaled rows
 
     @property
     def d(self) -> int:
@@ -75,8 +78,8 @@ class LowRankWhitening:
 class PcaWhitening:
     """The leading r principal directions only, each scaled to unit variance; d is then r."""
 
-    mean: FloatArray  # [d]
-    projection: FloatArray  # [d, r]
+    mean: Annotated[FloatArray, Shape("d")]
+    projection: Annotated[FloatArray, Shape("d", "r")]
 
     @property
     def d(self) -> int:

@@ -211,7 +211,7 @@ def _sleep(seconds: float, stop: Event) -> None:
 def _parsed(text: str) -> dict[str, Any]:
     try:
         found = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         start = cleared(text[:80]) or "nothing"
         raise CallError(
             f"the server's answer is not JSON ({error}); it begins with: {start}. "
@@ -238,7 +238,7 @@ def _refusal(status: int, headers: Mapping[str, str], body: str) -> CallError:
     """An HTTP status as an error that says what to do."""
     try:
         words = _words(json.loads(body))
-    except ValueError:
+    except (ValueError, RecursionError):
         words = cleared(body)
     said = f"HTTP {status}" + (f" ({words})" if words else "")
     if status in (401, 403):

@@ -57,11 +57,24 @@ class Answer:
     margins: tuple[float, ...] | None
     truncated: bool
 
-    @classmethod
-    def from_json(cls, known: Mapping[str, Any]) -> Answer:
-        """Of its own fields, as a journal keeps them."""
-        rows = {name: known[name] and tuple(known[name]) for name in ("logprobs", "margins")}
-        return cls(known["text"], truncated=known["truncated"], **rows)
+
+def kept_answer(known: Any) -> tuple[Answer, int] | None:
+    """An answer as a journal keeps it, and the tokens of its prompt; None where it is none."""
+    told, tokens = (_get(known, name) for name in ("answer", "prompt_tokens"))
+    rows = [_get(told, name) for name in ("logprobs", "margins")]
+    text, truncated = _get(told, "text"), _get(told, "truncated")
+    good = isinstance(text, str) and type(truncated) is bool and type(tokens) is int
+    for row in rows:
+        listed = isinstance(row, list | tuple)  # a tuple where no file lies between
+        good = good and (row is None or (listed and None not in map(_number, row)))
+    if not good:
+        return None
+    logprobs, margins = (None if row is None else tuple(map(float, row)) for row in rows)
+    return Answer(text, logprobs, margins, truncated), tokens
+
+
+def _get(holder: Any, name: str) -> Any:
+    return holder.get(name) if isinstance(holder, Mapping) else None
 
 
 def request(

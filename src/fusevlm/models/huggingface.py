@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from threading import RLock
 from typing import Any
 
 import torch
@@ -26,6 +25,7 @@ from fusevlm.models.prompts import Speaker, eos_ids
 from fusevlm.models.protocol import Capabilities, Decoding, asked
 from fusevlm.models.rows import QUERY_ERRORS, Drawn, Failure, failure_of
 from fusevlm.models.sessions import Drawing, drawing
+from fusevlm.models.turns import turn
 from fusevlm.types import Generation, Query
 
 logger = logging.getLogger(__name__)
@@ -48,10 +48,11 @@ class HuggingFace:
         self.head = model.get_output_embeddings()
         self.speaker = Speaker(processor, self.decoding, self._name)
         self._most: int | None = None  # queries at a time, once memory ran out
-        self._lock = RLock()  # hooks and caches are of one batch at a time
+        self._lock = turn(model)
         self.tap = LayerTap(self.decoder, self.decoding.layers)
         self.eos = eos_ids(model.config, model.generation_config, self.tokenizer)
-        self.shares = self.decoding.path == "auto" and _share_prefix(model, self.decoder)
+        with self._lock:  # another one may be using the same model
+            self.shares = self.decoding.path == "auto" and _share_prefix(model, self.decoder)
 
     @classmethod
     def load(

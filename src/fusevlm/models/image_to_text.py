@@ -21,6 +21,7 @@ from fusevlm.models.devices import need_device
 from fusevlm.models.processors import load_processor
 from fusevlm.models.protocol import Capabilities, Decoding
 from fusevlm.models.rows import QUERY_ERRORS, failure_of
+from fusevlm.models.turns import turn
 from fusevlm.types import Generation, Query, Samples
 
 
@@ -72,9 +73,10 @@ class ImageToText:
             raise InputError("two queries of a batch have the same id; ids must be unique.")
         for query in queries:
             try:
-                inputs = self.prepare(query)
-                texts = self._samples(query, inputs, wanted, seed)
-                judged = self._generate(inputs, 1, self.decoding.answer_temperature)[0]
+                with turn(torch.random), turn(self.model):  # the random state is the process's
+                    inputs = self.prepare(query)
+                    texts = self._samples(query, inputs, wanted, seed)
+                    judged = self._generate(inputs, 1, self.decoding.answer_temperature)[0]
             except QUERY_ERRORS as error:
                 failed = failure_of(error)
                 yield Generation(query.id, error=failed.reason, passing=failed.passing)

@@ -35,6 +35,7 @@ from fusevlm.models.completions import LIMITS, OPTIONAL, Answer, Gives, best_gap
 from fusevlm.models.protocol import Capabilities, Decoding
 from fusevlm.models.protocol import asked as checked
 from fusevlm.settings import ServerConfig
+from fusevlm.store.declared import built
 from fusevlm.store.journal import Journal
 from fusevlm.types import Generation, Query, Samples
 
@@ -47,6 +48,7 @@ QUESTION, COLOUR = "Name any colour, animal or town.", "What colour is this?"
 PROBED_TOKENS = 16  # at most
 ALIKE = 4  # answers that are all the same: the temperature is ignored
 JUDGED = -1  # the judged answer's place among the samples
+PATIENCE = 4.0  # seconds for a server that is only looked for
 RED = (  # 56 × 56 red pixels: some models take no smaller picture
     "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAADgAAAA4CAIAAAAn5KxJAAAAQElEQVR42u3OQQkAAAgAsetf"
     "Wh+mEAYLsKZeSFRUVFRUVFRUVFRUVFRUVFRUVFRUVFRUVFRUVFRUVFRUVFRU9CwicjR1t9nCvQAAAABJRU5ErkJggg=="
@@ -108,22 +110,16 @@ class OpenAI:
         before  what :meth:`describe` told of an earlier session: it is not probed again, and what
                 was used counts
         """
-        found = SOURCE.fullmatch(source)
-        if found is None:
-            raise InputError(
-                "a model behind a server is named openai:NAME@BASE_URL, such as "
-                "openai:llava@http://localhost:8000/v1; got one without its address."
-            )
+        name, base = _named(source)
         wanted = checks.changed(server or ServerConfig(), limits, "option of a server")
-        service = Service(found[2], wanted)
+        service = Service(base, wanted)
         known = None
         if before:
             meter = service.meter
             meter.calls, meter.prompt = int(before["calls"]), int(before["prompt_tokens"])
             meter.answer = int(before["answer_tokens"])
-            names = [one.name for one in fields(Gives)]
-            known = Gives(**{name: before[name] for name in names if name in before})
-        return cls(found[1], service, decoding=decoding, gives=known)
+            known = noted_gives(before)
+        return cls(name, service, decoding=decoding, gives=known)
 
     @property
     def name(self) -> str:
@@ -206,10 +202,10 @@ class OpenAI:
         if self.journal is None:
             return
         for row in (JUDGED, *range(len(heat))):
-            known = self.journal.find(f"{asked.key}/{row}")
+            known = completions.kept_answer(self.journal.find(f"{asked.key}/{row}"))
             if known is not None:
-                asked.found[row] = Answer.from_json(known["answer"])
-                asked.prompt_tokens = max(asked.prompt_tokens, int(known["prompt_tokens"]))
+                asked.found[row], tokens = known
+                asked.prompt_tokens = max(asked.prompt_tokens, tokens)
 
     def _messages(self, query: Query) -> list[dict[str, Any]]:
         if not query.question.strip():
@@ -310,6 +306,23 @@ class _Session:
             yield self.model.finish(self.begun[i], heat)
 
 
+def _named(source: str) -> tuple[str, str]:
+    """Name and address of a source."""
+    found = SOURCE.fullmatch(source)
+    if found is None:
+        raise InputError(
+            "a model behind a server is named openai:NAME@BASE_URL, such as "
+            "openai:llava@http://localhost:8000/v1; got one without its address."
+        )
+    return found[1], found[2]
+
+
+def check_source(source: str) -> None:
+    """Refuse a source without address, or whose server does not answer within seconds."""
+    name, base = _named(source)
+    _need_server(name, Service(base, ServerConfig(timeout=PATIENCE)))
+
+
 def _need_server(model: str, service: Service) -> None:
     """Refuse a server that cannot be reached; what it answers to a free call does not matter."""
     try:
@@ -317,6 +330,13 @@ def _need_server(model: str, service: Service) -> None:
     except CallError as error:
         if error.status == 0 and error.passing:
             raise InputError(f"cannot use {model!r} at {service.base}: {error}") from error
+
+
+def noted_gives(before: Mapping[str, Any]) -> Gives:
+    """What an earlier session found the server to give, as it noted it."""
+    known = {one.name: before[one.name] for one in fields(Gives) if one.name in before}
+    found: Gives = built(Gives, known)
+    return found
 
 
 def probe(model: str, service: Service, decoding: Decoding) -> Gives:

@@ -8,8 +8,10 @@ Anyone adds models without touching fusevlm: a package declares an entry point o
 from __future__ import annotations
 
 import inspect
+import os
 import re
 from collections.abc import Callable, Mapping
+from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any, cast
@@ -30,6 +32,11 @@ OURS = {
         "tiny": "fusevlm.testing.tiny:load",
         "vllm": "fusevlm.models.vllm:VLLM.load",
     }.items()
+}
+# what looks at a source before it is loaded
+CHECKS = {
+    "openai": "fusevlm.models.openai:check_source",
+    "tiny": "fusevlm.testing.tiny:check_source",
 }
 NAMED = re.compile(r"(\w[\w.-]+):(.*)", re.DOTALL)  # two letters at least: C: is a drive
 NOTHING_ASKED = (None, "", "auto")
@@ -60,7 +67,7 @@ def load_model(
 def split_source(source: str) -> tuple[str, str]:
     """The registered name and what it is to load; a path that exists is never a NAME:SOURCE."""
     found = NAMED.fullmatch(source)
-    if found is None or Path(source).exists():
+    if found is None or os.path.exists(source):
         return HUGGINGFACE, source
     return found[1], found[2]
 
@@ -96,13 +103,30 @@ def model_folder(source: str, part: str) -> str:
 def local_input(name: str, source: str, part: str) -> dict[str, Path]:
     """The folder to watch for changes; a hub name has none."""
     folder = Path(model_folder(split_source(source)[1], part))
-    return {name: folder} if folder.exists() else {}
+    return {name: folder} if os.path.exists(folder) else {}
+
+
+def config_number(facts: Mapping[str, Any], *keys: str) -> int | None:
+    """A whole number of a model's config.json, in the place that the keys lead to; or none."""
+    found: Any = facts
+    for key in keys:
+        found = found.get(key) if isinstance(found, Mapping) else None
+    return found if type(found) is int and found > 0 else None
 
 
 def need_models(what: str) -> None:
     """Make sure models can be loaded, and keep transformers' own progress bars away."""
     checks.extra("torch", what, "torch")
     checks.extra("transformers", what, "torch").logging.disable_progress_bar()
+
+
+def check_registered(name: str, where: str) -> None:
+    """Refuse what a registered name could not load, as far as that is known without loading it."""
+    if name in CHECKS:
+        module, _, function = CHECKS[name].partition(":")
+        getattr(import_module(module), function)(where)
+    elif name not in OURS:
+        _loader(name)  # another's package may be broken
 
 
 def _loader(name: str) -> Callable[..., Any]:

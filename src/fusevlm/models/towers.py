@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from threading import RLock
 from typing import Any
 
 import numpy as np
@@ -17,6 +16,7 @@ import torch
 from fusevlm.errors import InputError, MissingExtraError
 from fusevlm.models.devices import need_device
 from fusevlm.models.processors import load_processor
+from fusevlm.models.turns import turn
 from fusevlm.settings import MINILM
 
 Vectors = npt.NDArray[np.float32]
@@ -55,7 +55,7 @@ class Towers:
 
     def __init__(self, model: Any, processor: Any) -> None:
         self.model, self.processor = model.eval(), processor
-        self._lock = RLock()  # hooks are of one batch at a time
+        self._lock = turn(model)
         self._projections = {
             "image": getattr(model, "visual_projection", None),
             "text": getattr(model, "text_projection", None)
@@ -92,14 +92,14 @@ class Towers:
 
     def image_features(self, images: Sequence[Any]) -> ImageVectors:
         """Unit vectors and activations of RGB PIL images."""
-        inputs = self.processor(images=list(images), return_tensors="pt")
-        pixels = inputs["pixel_values"].to(self.model.device, self.model.dtype)
         with (
             self._lock,
             self._entering("image") as entered,
             self._middle() as tokens,
             torch.inference_mode(),
         ):
+            inputs = self.processor(images=list(images), return_tensors="pt")
+            pixels = inputs["pixel_values"].to(self.model.device, self.model.dtype)
             found = _features(self.model.get_image_features(pixel_values=pixels))
         patches = found[:, :0]
         if tokens:
@@ -110,15 +110,15 @@ class Towers:
     def texts(self, texts: Sequence[str]) -> TextVectors:
         """Unit vectors and activations; texts beyond the tower's limit are cut, and marked."""
         tokenizer = self.processor.tokenizer
-        lengths = [len(ids) for ids in tokenizer(list(texts))["input_ids"]]
-        # SigLIP was trained with full-length padding; its tokenizer has no attention mask
-        padding = "max_length" if "siglip" in self.model.config.model_type else True
-        inputs = tokenizer(
-            list(texts), padding=padding, truncation=True, max_length=self.limit,
-            return_tensors="pt",
-        ).to(self.model.device)  # fmt: skip
-        known = {k: v for k, v in inputs.items() if k in ("input_ids", "attention_mask")}
         with self._lock, self._entering("text") as entered, torch.inference_mode():
+            lengths = [len(ids) for ids in tokenizer(list(texts))["input_ids"]]
+            # SigLIP was trained with full-length padding; its tokenizer has no attention mask
+            padding = "max_length" if "siglip" in self.model.config.model_type else True
+            inputs = tokenizer(
+                list(texts), padding=padding, truncation=True, max_length=self.limit,
+                return_tensors="pt",
+            ).to(self.model.device)  # fmt: skip
+            known = {k: v for k, v in inputs.items() if k in ("input_ids", "attention_mask")}
             found = _features(self.model.get_text_features(**known))
         before = _floats(entered[-1] if entered else found)
         return TextVectors(_unit(found), np.array(lengths) > self.limit, before)
@@ -176,7 +176,7 @@ class SentenceEncoder:
 
     def __init__(self, model: Any, tokenizer: Any, *, pooling: str = "mean", limit: int = 256):
         self.model, self.tokenizer, self.pooling = model.eval(), tokenizer, pooling
-        self.limit = limit
+        self.limit = min(limit, int(getattr(model.config, "max_position_embeddings", limit)))
 
     @classmethod
     def load(
@@ -205,11 +205,11 @@ class SentenceEncoder:
         vectors, cut = [], []
         for start in range(0, len(texts), batch):
             part = list(texts[start : start + batch])
-            lengths = [len(ids) for ids in self.tokenizer(part)["input_ids"]]
-            inputs = self.tokenizer(
-                part, padding=True, truncation=True, max_length=self.limit, return_tensors="pt"
-            ).to(self.model.device)
-            with torch.inference_mode():
+            with turn(self.model), torch.inference_mode():
+                lengths = [len(ids) for ids in self.tokenizer(part)["input_ids"]]
+                inputs = self.tokenizer(
+                    part, padding=True, truncation=True, max_length=self.limit, return_tensors="pt"
+                ).to(self.model.device)
                 hidden = self.model(**inputs).last_hidden_state
             mask = inputs["attention_mask"][..., None].to(hidden.dtype)
             mean = (hidden * mask).sum(dim=1) / mask.sum(dim=1)

@@ -6,6 +6,7 @@ calibration queries: theirs are of a reference without their own unit, and no la
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +17,7 @@ from fusevlm import checks
 from fusevlm.checks import FloatArray
 from fusevlm.config import activation_statistics, prior_statistics
 from fusevlm.errors import InputError
-from fusevlm.models.registry import local_input, model_folder
+from fusevlm.models.registry import config_number, local_input, model_folder
 from fusevlm.pipeline.data import CALIBRATION, read_asked
 from fusevlm.pipeline.embed import PART as TOWERS
 from fusevlm.pipeline.run import Work
@@ -25,6 +26,7 @@ from fusevlm.priors.activations import ActivationPrior
 from fusevlm.priors.gp.pairs import saved_widths
 from fusevlm.settings import MINILM, NONE, TRAIN, AdapterConfig, Config
 from fusevlm.store import read_json, read_parquet, save_parquet
+from fusevlm.store.declared import OTHERS
 from fusevlm.store.generations import read_embeddings
 from fusevlm.store.runs import require, require_whole
 
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
 
 PART, STATISTICS, REFERENCES = "adapter", "statistics.parquet", "references"
 MINILM_WIDTH = 384
+REDO = "Make it again: --redo adapter."
 
 
 def inputs(config: Config) -> dict[str, Path]:
@@ -61,12 +64,13 @@ def _width(towers: str) -> int | None:
     if towers == MINILM:
         return MINILM_WIDTH
     path = Path(model_folder(towers, TOWERS)) / "config.json"
-    if not path.is_file():
+    if not os.path.isfile(path):
         return None
     facts = read_json(path, "Is this a model's folder?")
-    inner = facts.get("text_config", {}).get("hidden_size")  # SigLIP has no projection
-    found = facts.get("projection_dim", inner if "siglip" in facts.get("model_type", "") else None)
-    return None if found is None else int(found)
+    found = config_number(facts, "projection_dim")
+    if found is None and "siglip" in str(facts.get("model_type")):  # which has no projection
+        found = config_number(facts, "text_config", "hidden_size")
+    return found
 
 
 def make(work: Work) -> dict[str, int]:
@@ -141,6 +145,6 @@ def load_adapter(run: Path, config: Config) -> GpAdapter | None:
 def read_statistics(run: Path) -> dict[str, dict[str, float]]:
     """The prior statistics of every query that could be embedded, by query id."""
     path = require(run, "adapter") / STATISTICS
-    table = read_parquet(path, "Make it again: --redo adapter.")
+    table = read_parquet(path, REDO, columns={"query_id": str, OTHERS: float})
     ids = table.pop("query_id")
     return {i: {name: table[name][k] for name in table} for k, i in enumerate(ids)}

@@ -267,6 +267,9 @@ def cells_of(run: Path, config: Config, results: Mapping[str, Any]) -> dict[str,
         path = require_whole(run, stage) / SECONDS
         seconds |= store.read_json(path, f"Make it again: --redo {stage}.")
     figures = results["slices"][0]["methods"]
+    gone = [n for n in config.calibrate.names() if n not in {*figures, *results["absent"]}]
+    if gone:
+        raise ArtefactError(f"{run} has no figures of {gone[0]}. Make them: --redo evaluate.")
     return {
         name: Cell(missing=results["absent"][name])
         if name in results["absent"]
@@ -328,7 +331,7 @@ def _curves(
     key = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
     classes: dict[str, type] = {"_Drawn": _Drawn, "Curve": Curve}
     try:
-        kept: _Drawn = store.load_object(run / FOLDER, FILE, KIND, VERSION, classes, {})
+        kept: _Drawn = store.load_object(run / FOLDER, FILE, KIND, VERSION, classes, {}, of=_Drawn)
         if kept.key == key:
             return kept.curves
     except ArtefactError:

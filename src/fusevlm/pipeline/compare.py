@@ -13,7 +13,7 @@ from fusevlm import __version__
 from fusevlm.checks import BoolArray, FloatArray
 from fusevlm.errors import InputError
 from fusevlm.metrics.discrimination import auroc_counts
-from fusevlm.pipeline.evaluate import read_predictions, read_results
+from fusevlm.pipeline.evaluate import need_methods, read_predictions, read_results
 from fusevlm.pipeline.figures import titles_of
 from fusevlm.pipeline.measure import certified_at
 from fusevlm.pipeline.report import read_shown
@@ -81,11 +81,12 @@ def _side(run: Path, table: dict[str, list[Any]], ids: Sequence[str]) -> Side:
     asked = read_shown(run, ids)
     if "unit" not in table:
         raise InputError(f"{run} was measured before runs could be compared: --redo evaluate.")
-    wanted = [name for name in table if name.endswith((".u", ".p_wrong"))]
+    wanted, results = [n for n in table if n.endswith((".u", ".p_wrong"))], read_results(run)
+    need_methods(table, results["slices"][0]["methods"], run)
     return Side(
         f"{config.name} ({run.name})" if config.name != run.name else config.name,
         config.sample.model,
-        read_results(run),
+        results,
         np.array([table["wrong"][k] for k in rows], dtype=np.bool_),
         {name: np.array([table[name][k] for k in rows], dtype=np.float64) for name in wanted},
         [table["unit"][k] for k in rows],

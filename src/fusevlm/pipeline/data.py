@@ -7,7 +7,7 @@ import heapq
 import io
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from fusevlm.checks import whole_text
 from fusevlm.data.images import Refused, load_image, located
 from fusevlm.data.units import units_of
 from fusevlm.embedded import EMBEDDED
-from fusevlm.errors import InputError
+from fusevlm.errors import ArtefactError, InputError
 from fusevlm.pipeline.run import Work
 from fusevlm.settings import OFFICIAL, Config, DataConfig
 from fusevlm.store import read_parquet, save, save_parquet
@@ -89,7 +89,9 @@ def image_roots(data: DataConfig) -> dict[str, Path]:
     return {split: Path(path).parent for split, path in _files(data).items()}
 
 
-def refuse_overlap(splits: dict[str, list[Query]], units: dict[str, list[str]]) -> None:
+def refuse_overlap(
+    splits: Mapping[str, Sequence[Query]], units: Mapping[str, Sequence[str]]
+) -> None:
     """No query may be in calibration and test; a unit in both is said."""
     if not set(JUDGED) <= set(splits):
         return
@@ -166,6 +168,12 @@ _COLUMNS = (
     "query_id", "split", "unit", "question", "images", "own_images", "history", "references",
     "metadata",
 )  # fmt: skip
+# what their cells are, but of own_images, which runs of before lack
+STORED: dict[str, Any] = {
+    "query_id": str, "split": str, "unit": str, "question": str, "images": list[str],
+    "history": str, "references": list[str], "metadata": str,
+}  # fmt: skip
+REDO = "Make it again: --redo data."
 
 
 def _row(split: str, query: Query, images: Sequence[str], own: bool, unit: str) -> dict[str, Any]:
@@ -214,25 +222,30 @@ def read_asked(run: Path, splits: Sequence[str] = JUDGED) -> list[Query]:
     folder = require(run, "data")
     data = read_run(run).data
     roots, anywhere = image_roots(data), data.outside or data.source != "files"
-    table = read_parquet(folder / QUERIES, "Make it again: --redo data.")
+    table = read_parquet(folder / QUERIES, REDO, columns=STORED)
     own = table.get("own_images", [True] * len(table["split"]))  # before: all as seen from here
     found = []
     for i, split in enumerate(table["split"]):
         if split in splits:
             root = folder if own[i] else roots.get(split, folder)
             outside = anywhere or (own[i] and "own_images" not in table)
-            found.append(
-                Query(
-                    id=table["query_id"][i],
-                    question=table["question"][i],
-                    images=[located(root, name, outside=outside) for name in table["images"][i]],
-                    history=[(role, text) for role, text in json.loads(table["history"][i])],
-                    references=table["references"][i],
-                    metadata={
-                        **json.loads(table["metadata"][i]),
-                        "split": split,
-                        "unit": table["unit"][i],
-                    },
-                )
-            )
+            images = [located(root, name, outside=outside) for name in table["images"][i]]
+            row = {name: values[i] for name, values in table.items()}
+            try:
+                found.append(_stored(row, images))
+            except (ValueError, TypeError, RecursionError) as error:  # of JSON, of a query
+                where = folder / QUERIES
+                raise ArtefactError(f"{where}, row {i + 1} is damaged: {error}. {REDO}") from error
     return found
+
+
+def _stored(row: Mapping[str, Any], images: Sequence[Any]) -> Query:
+    """The query of a stored row."""
+    return Query(
+        id=row["query_id"],
+        question=row["question"],
+        images=images,
+        history=[(role, text) for role, text in json.loads(row["history"])],
+        references=row["references"],
+        metadata={**json.loads(row["metadata"]), "split": row["split"], "unit": row["unit"]},
+    )

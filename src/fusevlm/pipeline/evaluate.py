@@ -6,14 +6,15 @@ results.json holds no times and no paths: two runs with the same seeds compare b
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from fusevlm.errors import InputError, library_quiet
+from fusevlm.config import prior_statistics
+from fusevlm.errors import ArtefactError, InputError, library_quiet
 from fusevlm.fuse.thresholds import Threshold
 from fusevlm.pipeline.calibrate import Tables, read_methods, read_rounds
 from fusevlm.pipeline.causes import causes
@@ -29,7 +30,8 @@ from fusevlm.pipeline.measure import (
 from fusevlm.pipeline.methods import FUSE, GUARANTEED, Fitted, group_of
 from fusevlm.pipeline.rounds import curve, replayed
 from fusevlm.pipeline.run import Work
-from fusevlm.settings import EvaluateConfig
+from fusevlm.pipeline.written import check_results
+from fusevlm.settings import Config, EvaluateConfig
 from fusevlm.store import read_json, read_parquet, save, save_json, save_parquet
 from fusevlm.store.runs import require_whole
 from fusevlm.store.tables import csv_bytes
@@ -37,6 +39,19 @@ from fusevlm.types import Queries
 
 RESULTS, TABLE, PREDICTIONS = "results.json", "results.csv", "predictions.parquet"
 REDO = "Make it again: --redo evaluate."
+PREDICTED: dict[str, Any] = {  # columns; also unit, which runs of before lack
+    "query_id": str, "wrong": bool, "*unit": str, "*.u": float, "*.p_wrong": float,
+}  # fmt: skip
+
+
+def check(config: Config) -> None:
+    """Refuse a table over severities of a prior statistic that there would not be."""
+    named = prior_statistics(config.adapter)
+    if config.evaluate.severity and "s" not in named and len(named) != 1:
+        raise InputError(
+            "evaluate.severity is about the prior statistic s, and adapter.source = 'none' leaves "
+            "none. Leave it out, or name one statistic of activations."
+        )
 
 
 def make(work: Work) -> dict[str, int]:
@@ -131,12 +146,23 @@ def compared_columns(outcome: Outcome) -> dict[str, Any]:
 
 def read_results(run: Path) -> dict[str, Any]:
     """The results of a run."""
-    return read_json(require_whole(run, "evaluate") / RESULTS, REDO)
+    path = require_whole(run, "evaluate") / RESULTS
+    found = read_json(path, REDO)
+    check_results(found, path, REDO)
+    return found
 
 
 def read_predictions(run: Path) -> dict[str, list[Any]]:
     """What every method said of every test query."""
-    return read_parquet(require_whole(run, "evaluate") / PREDICTIONS, REDO)
+    path = require_whole(run, "evaluate") / PREDICTIONS
+    return read_parquet(path, REDO, columns=PREDICTED)
+
+
+def need_methods(table: Mapping[str, Any], methods: Iterable[str], run: Path) -> None:
+    """Refuse predictions that lack a method which the results have."""
+    for name in methods:
+        if not {f"{name}.u", f"{name}.p_wrong"} <= table.keys():
+            raise ArtefactError(f"{run}: the predictions have nothing of {name}. {REDO}")
 
 
 def evaluate(

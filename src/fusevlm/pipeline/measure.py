@@ -230,6 +230,8 @@ def cut(queries: Queries, config: EvaluateConfig) -> dict[str, BoolArray]:
         found |= {"in distribution": ~out, "out of distribution": out}
     for column in config.slices:
         values = list(queries.column(column, "evaluate.slices"))
+        if any(isinstance(value, list | dict) for value in values):
+            raise InputError(f"evaluate.slices: {column!r} holds lists; expected plain values.")
         for value in sorted(set(values), key=lambda v: (str(type(v)), v)):
             found[f"{column} {value}"] = np.array([v == value for v in values])
     return {name: mask for name, mask in found.items() if mask.any()}

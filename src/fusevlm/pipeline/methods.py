@@ -17,12 +17,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
 from fusevlm import checks, store
-from fusevlm.checks import BoolArray, FloatArray
+from fusevlm.checks import BoolArray, FloatArray, Shape
 from fusevlm.errors import InputError
 from fusevlm.fuse import probability, thresholds
 from fusevlm.fuse.estimator import Fuse, divide
@@ -283,13 +283,13 @@ class Scales:
 class Values:
     """Scores of calibration queries: those of the tuning part, and those thresholds come from."""
 
-    tuning: FloatArray  # sorted
-    held: FloatArray
-    wrong: BoolArray  # of the held ones
+    tuning: Annotated[FloatArray, Shape("T")]  # sorted
+    held: Annotated[FloatArray, Shape("H")]
+    wrong: Annotated[BoolArray, Shape("H")]  # of the held ones
     apart: bool  # whether the held ones are no tuning queries
     score_map: probability.ScoreMap | None  # u → P(wrong); None: u is a probability
     coverage: float = 0.0  # of the quantile rule
-    tuning_wrong: BoolArray | None = None
+    tuning_wrong: Annotated[BoolArray | None, Shape("T")] = None
     dependence: thresholds.Dependence | None = None  # of the held ones in one unit
 
 
@@ -357,7 +357,7 @@ class Fitted:
         if self.fuse is None:
             assert self.values is not None
             stack, shown = self.map if isinstance(self.map, Stack) else None, {}
-            u = queries.columns[self.method.name] if stack is None else stack(queries)
+            u = queries.column(self.method.name, "a method") if stack is None else stack(queries)
         else:
             given = _given(queries, self.method)
             scores = self.fuse.score(given)
@@ -433,7 +433,7 @@ _CLASSES: dict[str, type] = {
 
 def load_method(folder: Path) -> Fitted:
     """What :meth:`Fitted.save` wrote."""
-    saved: _Saved = store.load_object(folder / OWN, FILE, KIND, VERSION, _CLASSES, {})
+    saved: _Saved = store.load_object(folder / OWN, FILE, KIND, VERSION, _CLASSES, {}, of=_Saved)
     return Fitted(
         saved.method,
         saved.scales,

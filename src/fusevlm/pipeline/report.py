@@ -18,9 +18,9 @@ from fusevlm import __version__, checks
 from fusevlm.checks import FloatArray
 from fusevlm.config import as_toml
 from fusevlm.data.images import load_image
-from fusevlm.errors import InputError
+from fusevlm.errors import ArtefactError, InputError
 from fusevlm.pipeline.data import TEST, read_asked
-from fusevlm.pipeline.evaluate import read_predictions, read_results
+from fusevlm.pipeline.evaluate import need_methods, read_predictions, read_results
 from fusevlm.pipeline.figures import save_drawings, titles_of
 from fusevlm.pipeline.methods import EMPIRICAL, FUSE, GUARANTEED, group_of
 from fusevlm.pipeline.run import Work
@@ -57,6 +57,7 @@ def make(work: Work) -> dict[str, int]:
     """Draw, and write the page."""
     check_report(work.config)
     results, table = read_results(work.run), read_predictions(work.run)
+    need_methods(table, results["slices"][0]["methods"], work.run)
     settings = work.config.report
     method = of_choice(settings.method, results)
     names, left_out = drawn(method, settings.beside, results)
@@ -154,6 +155,9 @@ def read_shown(run: Path, ids: Sequence[str]) -> list[Shown]:
         for g in read_generations(require(run, "sample"))
         if g.query_id in wanted and g.samples is not None
     }
+    gone = [i for i in ids if i not in queries or i not in said]
+    if gone:
+        raise ArtefactError(f"{run} has no answered test query {gone[0]!r}. --redo evaluate.")
     return [Shown(queries[i], said[i]) for i in ids]
 
 

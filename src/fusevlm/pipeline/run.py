@@ -234,14 +234,9 @@ def run_stages(
         )
     redone = _redone(redo, only)
     with hold(run):
-        _refuse_foreign(run)
-        found = states(run, config, gone=redone)
-        _refuse_stale(run, found, wanted, redo_command)
-        left = [name for name in wanted if found[name].kind != FRESH]
-        for name in left:
-            getattr(_module(name), "check", lambda config: None)(config)
-        retried = [n for n, s in found.items() if n in wanted and _failed(s.manifest, again)]
-        compared = _compare(run, config, {*left, *retried}, set(left))
+        left, compared = check_run(
+            run, config, wanted, redone=redone, again=again, redo_command=redo_command
+        )
         before(left)
         # nothing was touched until here
         for name in redone:
@@ -249,6 +244,30 @@ def run_stages(
         runs.write_run(run, config)
         work = Work(run, config, lambda *_: None, say, again)
         return _bring_all(work, wanted, progress, compared)
+
+
+def check_run(
+    run: Path,
+    config: Config,
+    wanted: Sequence[str],
+    *,
+    redone: Collection[str] = (),
+    again: str = PASSING,
+    redo_command: Callable[[str], str] = lambda stage: f"fusevlm run CONFIG --redo {stage}",
+) -> tuple[list[str], set[str]]:
+    """Refuse what stands in the way of some stages in the run's own folder and in the config.
+
+    The stages that would be made, and those before them whose files were compared. Nothing is
+    touched.
+    """
+    _refuse_foreign(run)
+    found = states(run, config, gone=redone)
+    _refuse_stale(run, found, wanted, redo_command)
+    left = [name for name in wanted if found[name].kind != FRESH]
+    for name in left:
+        getattr(_module(name), "check", lambda config: None)(config)
+    retried = [n for n, s in found.items() if n in wanted and _failed(s.manifest, again)]
+    return left, _compare(run, config, {*left, *retried}, set(left))
 
 
 def _redone(redo: str | None, only: str | None) -> list[str]:

@@ -15,12 +15,13 @@ from fusevlm.fuse.estimator import Fuse
 from fusevlm.fuse.evidence import response_rows
 from fusevlm.models.devices import CPU, need_device
 from fusevlm.models.protocol import SHORT_ANSWER, Decoding, Model, Paid
-from fusevlm.models.registry import load_model, local_input
+from fusevlm.models.registry import load_model, local_input, split_source
 from fusevlm.models.temperatures import parse
 from fusevlm.pipeline.data import read_asked
 from fusevlm.pipeline.parts import NEVER, Piece, Progress, fill, open_pieces
 from fusevlm.pipeline.run import Work
-from fusevlm.settings import Config
+from fusevlm.settings import Config, SampleConfig
+from fusevlm.store.declared import need_fields
 from fusevlm.store.files import read_sealed, save_sealed
 from fusevlm.store.generations import KIND, Whiten, pack_generations
 from fusevlm.store.journal import Journal
@@ -30,6 +31,7 @@ from fusevlm.types import Generation, Query, Samples
 
 PART = "vlm"
 CALLS = "calls.jsonl"  # ends the name of a journal of answers that were paid for
+USED = ("calls", "prompt_tokens", "answer_tokens")  # what is noted of a service, in numbers
 
 
 def inputs(config: Config) -> dict[str, Path]:
@@ -159,7 +161,9 @@ def read_server(run: Path, *stages: str) -> dict[str, Any]:
     for stage in reversed(stages):
         path = run / stage / SERVER
         if path.exists():
-            return read_sealed(path, f"Make it again: --redo {stage}.")
+            found = read_sealed(path, f"Make it again: --redo {stage}.")
+            need_fields(found, dict.fromkeys(USED, int), path, f"Make it again: --redo {stage}.")
+            return found
     return {}
 
 
@@ -167,8 +171,8 @@ def spent(noted: Mapping[str, Any]) -> dict[str, int]:
     """Calls and tokens, where a service was used."""
     if not noted:
         return {}
-    tokens = int(noted["prompt_tokens"]) + int(noted["answer_tokens"])
-    return {"calls": int(noted["calls"]), "tokens": tokens}
+    calls, *tokens = (int(noted[name]) for name in USED)
+    return {"calls": calls, "tokens": sum(tokens)}
 
 
 def _whitened_gram(fuse: Fuse) -> Whiten:
@@ -182,10 +186,20 @@ def _whitened_gram(fuse: Fuse) -> Whiten:
     return gram
 
 
-def load_sampler(config: Config, *, before: Mapping[str, Any] | None = None) -> Model:
-    """The model of a config, ready to sample; ``before`` is what is noted of its server."""
+def check_sampling(config: Config) -> None:
+    """Refuse how samples would be drawn, where that can never be: before any model is loaded."""
     sample = config.sample
-    decoding = Decoding(
+    decoding_of(sample)
+    parse(sample.temperature, sample.n, sample.seed)
+    if sample.path == "second_pass" and split_source(sample.model)[0] != "vllm":
+        raise InputError("sample.path is 'second_pass', which is vLLM's. Say 'auto'.")
+    if sample.gram:
+        _whitened_gram(Fuse.load(sample.gram))
+
+
+def decoding_of(sample: SampleConfig) -> Decoding:
+    """How answers are decoded."""
+    return Decoding(
         prompt=sample.prompt or SHORT_ANSWER,
         max_new_tokens=sample.max_new_tokens,
         top_p=None if sample.top_p == 1.0 else sample.top_p,
@@ -195,6 +209,11 @@ def load_sampler(config: Config, *, before: Mapping[str, Any] | None = None) -> 
         layers=tuple(int(x) if x.lstrip("-").isdigit() else x for x in sample.layers),
         path=sample.path,
     )
+
+
+def load_sampler(config: Config, *, before: Mapping[str, Any] | None = None) -> Model:
+    """The model of a config, ready to sample; ``before`` is what is noted of its server."""
+    sample, decoding = config.sample, decoding_of(config.sample)
     options: dict[str, Any] = {
         "dtype": sample.dtype,
         "device_map": sample.device_map or None,

@@ -29,9 +29,10 @@ from fusevlm.scores.agreement import complement_column, rephrasing_column
 from fusevlm.scores.likelihood import margin_column
 from fusevlm.settings import AdapterConfig, Config
 from fusevlm.store import read_json, read_parquet, save_json, save_parquet
+from fusevlm.store.declared import OTHERS
 from fusevlm.store.generations import read_embeddings, read_generations, read_views
 from fusevlm.store.runs import SECONDS, require
-from fusevlm.types import Generation, Queries, Query, Samples
+from fusevlm.types import Generation, Queries, Query, Samples, Semantics
 
 TABLE, LABELS, FAILED, ABSENT = "scores.parquet", "labels.parquet", "failed.json", "absent.json"
 MIDDLE, PROMPT = "middle", "prompt"
@@ -105,7 +106,7 @@ def read_table(
     queries = [asked[i] for i in ids]
     generations = [found[i] for i in ids]
     samples = [g.samples for g in generations if g.samples is not None]
-    meant = read_semantics(run) if needs else {}
+    meant = _meant(run, ids, samples) if needs else None
     inputs = _inputs(run, ids, generations, config.sample.prompt_layer)
     fit = np.flatnonzero([q.metadata["split"] == CALIBRATION for q in queries])
     labelled = all(q.references for q in queries)
@@ -120,7 +121,7 @@ def read_table(
         units=[str(q.metadata["unit"]) for q in queries],
         fit=fit if len(fit) else None,
         references=[q.references for q in queries],
-        semantics=[meant[i] for i in ids] if meant else None,
+        semantics=meant,
         states={
             name: [g.layers[name] for g in generations]
             for name in further
@@ -133,7 +134,7 @@ def read_table(
         if "sample_wrong" in needs and labelled
         else None,
         answer_states={
-            name: np.stack([g.answer_layers[name] for g in generations])
+            name: _stacked([g.answer_layers[name] for g in generations], f"answer in {name}")
             for name in judged
             if all(name in g.answer_layers for g in generations)
         },
@@ -146,10 +147,11 @@ def read_scored(
 ) -> tuple[Queries, dict[str, str]]:
     """The table with the columns and labels of the finished stage; and why scores are absent."""
     folder = require(run, "score")
-    table, labels = read_parquet(folder / TABLE, REDO), read_parquet(folder / LABELS, REDO)
+    table = read_parquet(folder / TABLE, REDO, columns={"query_id": str, OTHERS: float | None})
+    labels = read_parquet(folder / LABELS, REDO, columns={"query_id": str, "wrong": bool | None})
     needs = (states or set()) | evidence_needs(config.calibrate.evidence)
     queries, _ = read_table(run, config, states=needs)
-    if list(queries.ids) != table.pop("query_id"):
+    if not list(queries.ids) == table.pop("query_id") == labels["query_id"]:
         raise ArtefactError(f"{folder} is not of these queries. {REDO}")
     scores = {name: np.array(values, dtype=np.float64) for name, values in table.items()}
     absent = read_json(folder / ABSENT, REDO)
@@ -199,20 +201,47 @@ def _inputs(
 ) -> dict[str, FloatArray]:
     """Vectors of each query's image and question and, where all have it, of its prompt."""
     embedded, vectors = read_embeddings(require(run, "embed"))
-    place = {query_id: k for k, query_id in enumerate(embedded)}
-    rows = [place[i] for i in ids]
+    rows = _places(embedded, ids)
     found = {name: values[rows].astype(np.float64) for name, values in vectors.items()}
     prompts = [g.prompt_layers[layer] for g in generations if layer in g.prompt_layers]
     if len(prompts) == len(ids):
-        found[PROMPT] = np.array(prompts, dtype=np.float64)
+        found[PROMPT] = _stacked(prompts, "prompt").astype(np.float64)
     return found
+
+
+def _places(known: Sequence[str], ids: Sequence[str]) -> list[int]:
+    """Rows of the embedded queries with these ids."""
+    place = {query_id: k for k, query_id in enumerate(known)}
+    gone = [i for i in ids if i not in place]
+    if gone:
+        raise ArtefactError(f"embed has nothing of the query {gone[0]!r}. --redo embed.")
+    return [place[i] for i in ids]
+
+
+def _stacked(states: Sequence[Any], what: str) -> Any:
+    """Hidden states of all queries in one array, which must be of one shape."""
+    if len({np.shape(state) for state in states}) > 1:
+        raise ArtefactError(f"the stored states of the {what} differ in shape. --redo sample.")
+    return np.stack([np.asarray(state) for state in states])
+
+
+def _meant(run: Path, ids: Sequence[str], samples: Sequence[Samples]) -> list[Semantics] | None:
+    """What stage semantics found of these queries, which must be of as many samples."""
+    meant = read_semantics(run)
+    for i, said in zip(ids, samples, strict=True) if meant else ():
+        own, n = meant.get(i), len(said)
+        sizes = [] if own is None else [(own.meanings, (n,)), (own.between, (n + 1, n + 1))]
+        if own is None or any(v is not None and np.shape(v) != size for v, size in sizes):
+            raise ArtefactError(
+                f"semantics is not of the samples of query {i!r}. --redo semantics."
+            )
+    return [meant[i] for i in ids] if meant else None
 
 
 def _views(run: Path, queries: Sequence[Query]) -> dict[str, Any]:
     """How the queries look: what stage embed kept of images and questions, and the words."""
     folder = require(run, "embed")
-    place = {query_id: k for k, query_id in enumerate(read_embeddings(folder)[0])}
-    rows = [place[q.id] for q in queries]
+    rows = _places(read_embeddings(folder)[0], [q.id for q in queries])
     views = {k: values[rows].astype(np.float64) for k, values in read_views(folder).items()}
     return {**views, "question_words": [q.question for q in queries]} if views else {}
 

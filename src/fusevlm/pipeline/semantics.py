@@ -40,6 +40,10 @@ KIND, GENERATOR = "fusevlm.semantics", "question_generator"
 # of the run, so that --redo semantics judges nothing and pays for nothing twice
 CACHE, PAID = Path("cache") / "pairs.sqlite", Path("cache") / "semantics.calls.jsonl"
 BATCH = 100  # queries a part
+STORED: dict[str, Any] = {  # columns; also complement, which older runs have not
+    "query_id": str, "meanings": list[int] | None, "rephrasings": list[bool] | None,
+    "p_true": float | None,
+}  # fmt: skip
 CLOSED = ("openai", "vllm")  # models whose prompts and logits are not at hand
 
 
@@ -137,7 +141,7 @@ def read_semantics(run: Path) -> dict[str, Semantics]:
         return None if value is None else np.array(value, dtype=dtype)
 
     found: dict[str, Semantics] = {}
-    for rows, arrays in read_parts(require(run, "semantics"), KIND):
+    for rows, arrays in read_parts(require(run, "semantics"), KIND, columns=STORED):
         for k, query_id in enumerate(rows["query_id"]):
             found[query_id] = Semantics(
                 array(rows["meanings"][k], np.int64),

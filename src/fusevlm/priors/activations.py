@@ -17,13 +17,13 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
 import numpy as np
 
 from fusevlm import checks, store
-from fusevlm.checks import FloatArray
-from fusevlm.errors import InputError, NotFittedError
+from fusevlm.checks import FloatArray, Shape
+from fusevlm.errors import ArtefactError, InputError, NotFittedError
 from fusevlm.maths.gaussians import (
     Gaussian,
     fit_gaussian,
@@ -44,7 +44,7 @@ TINY = 1e-300  # below any variance
 class Laplace:
     """The inverse root of A = λI + Σφφᵀ."""
 
-    inverse_root: FloatArray  # [D, D], R with RᵀR = A⁻¹
+    inverse_root: Annotated[FloatArray, Shape("D", "D")]  # R with RᵀR = A⁻¹
 
 
 def fit_laplace(rows: FloatArray) -> Laplace:
@@ -100,7 +100,7 @@ class ActivationPrior:
     @dataclass(frozen=True)
     class _Saved:
         names: tuple[str, ...]
-        references: dict[str, Any]
+        references: dict[str, Gaussian | Laplace]
 
     def __init__(self, names: Sequence[str] = STATISTICS) -> None:
         self.names = tuple(checks.known(name, STATISTICS, "statistic") for name in names)
@@ -153,9 +153,13 @@ class ActivationPrior:
     def load(cls, path: str | os.PathLike[str]) -> Self:
         """Read what :meth:`save` wrote; another schema is refused."""
         classes = {"_Saved": cls._Saved, "Gaussian": Gaussian, "Laplace": Laplace}
-        saved = store.load_object(path, MANIFEST, KIND, SCHEMA_VERSION, classes, {})
+        saved = store.load_object(path, MANIFEST, KIND, SCHEMA_VERSION, classes, {}, of=cls._Saved)
         prior = cls(saved.names)
         prior.references = dict(saved.references)
+        kinds = {"mahalanobis": Gaussian, "laplace": Laplace}
+        for name, kind, _ in prior._parts():
+            if not isinstance(prior.references.get(name), kinds[kind]):
+                raise ArtefactError(f"{path} is damaged: it has no {name}. Save it again.")
         return prior
 
     def _parts(self) -> list[tuple[str, str, str]]:

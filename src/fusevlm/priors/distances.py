@@ -5,15 +5,16 @@ from __future__ import annotations
 import os
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar, Self
 
 import numpy as np
+import numpy.typing as npt
 
 from fusevlm import checks, store
-from fusevlm.checks import FloatArray
+from fusevlm.checks import FloatArray, OneOf, Shape, Whole
 from fusevlm.errors import InputError, NotFittedError
 from fusevlm.maths.gaussians import Gaussian, fit_gaussian, mahalanobis
-from fusevlm.priors.interface import Embeddings, check_pairs
+from fusevlm.priors.interface import NORMS, Embeddings, check_pairs
 
 SCHEMA_VERSION = 1
 MIGRATIONS: dict[int, store.Migration] = {}
@@ -78,7 +79,9 @@ class _DistancePrior(ABC):
     def load(cls, path: str | os.PathLike[str]) -> Self:
         """Read what :meth:`save` wrote; another schema is migrated or refused."""
         kind, classes = f"fusevlm.{cls.__name__}", {"_Saved": cls._Saved, "Gaussian": Gaussian}
-        saved = store.load_object(path, cls._manifest, kind, SCHEMA_VERSION, classes, MIGRATIONS)
+        saved = store.load_object(
+            path, cls._manifest, kind, SCHEMA_VERSION, classes, MIGRATIONS, of=cls._Saved
+        )
         prior = cls()
         vars(prior).update(vars(saved))
         return prior
@@ -95,9 +98,9 @@ class KnnPrior(_DistancePrior):
 
     @dataclass(frozen=True)
     class _Saved:
-        k: int
-        norm: str
-        rows: dict[str, Any]
+        k: Annotated[int, Whole(1)]
+        norm: Annotated[str, OneOf(*NORMS)]
+        rows: dict[str, Annotated[npt.NDArray[np.floating[Any]], Shape("N", "_")]]
 
     def __init__(self, k: int = 10, *, norm: str = "unit") -> None:
         self.k = checks.count(k, "k")
@@ -114,7 +117,8 @@ class KnnPrior(_DistancePrior):
         return {name: rows.shape[1] for name, rows in self.rows.items()}
 
     def _distance(self, name: str, rows: FloatArray) -> FloatArray:
-        return mean_nearest_distance(rows, self.rows[name].astype(np.float64), self.k)
+        k = min(self.k, len(self.rows[name]))
+        return mean_nearest_distance(rows, self.rows[name].astype(np.float64), k)
 
 
 class MahalanobisPrior(_DistancePrior):
@@ -128,7 +132,7 @@ class MahalanobisPrior(_DistancePrior):
 
     @dataclass(frozen=True)
     class _Saved:
-        norm: str
+        norm: Annotated[str, OneOf(*NORMS)]
         gaussians: dict[str, Gaussian]
 
     def __init__(self, *, norm: str = "unit") -> None:

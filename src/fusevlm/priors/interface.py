@@ -75,6 +75,8 @@ def _embeddings(value: Any, name: str, norm: str) -> Any:
             "stored pairs are read from disk as they are; norm='normalize' needs arrays."
         )
     rows = value if stored else np.asarray(value)
+    if rows.dtype.kind not in "fiub":
+        raise InputError(f"{name} embeddings are not numeric: they are of {rows.dtype}.")
     if rows.dtype not in (np.float32, np.float64):
         try:
             rows = rows.astype(np.float32 if rows.dtype == np.float16 else np.float64)
@@ -95,7 +97,8 @@ def _embeddings(value: Any, name: str, norm: str) -> Any:
                 f"{name} embeddings have NaN or infinite values (first in row {row}). "
                 f"Drop those pairs or repair the step that made them."
             )
-        norms = np.linalg.norm(part, axis=1)
+        with np.errstate(over="ignore"):  # of numbers whose squares are none
+            norms = np.linalg.norm(part, axis=1)
         if norm == "normalize":
             if not norms.all():
                 row = start + int(np.argmin(norms))

@@ -61,7 +61,7 @@ def figure(row: Mapping[str, Any] | None) -> str:
     """An estimate with its interval."""
     if row is None:
         return "–"
-    if row["low"] is None:
+    if row["low"] is None or row["high"] is None:
         return f"{row['estimate']:.3f}"
     return f"{row['estimate']:.3f} [{row['low']:.3f}, {row['high']:.3f}]"
 

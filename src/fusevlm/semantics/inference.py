@@ -190,7 +190,15 @@ class NliModel:
 
     def judge(self, pairs: Sequence[Pair]) -> FloatArray:
         """Softmax over the classes [P, 3]; pairs of like length share a batch."""
-        torch = checks.extra("torch", "an NLI model", "torch")
+        checks.extra("torch", "an NLI model", "torch")
+        from fusevlm.models.turns import turn
+
+        with turn(self.model):
+            return self._judge(pairs)
+
+    def _judge(self, pairs: Sequence[Pair]) -> FloatArray:
+        import torch
+
         lengths = [len(ids) for ids in self.tokenizer([*map(list, pairs)])["input_ids"]]
         n_cut = sum(length > self.limit for length in lengths)
         if n_cut:

@@ -81,13 +81,14 @@ def verdicts(
     import torch
 
     from fusevlm.models.rows import QUERY_ERRORS
+    from fusevlm.models.turns import turn
 
     spellings = [_any_first_tokens(vlm.tokenizer, words) for words in (yes, no)]
     found = np.full((len(queries), 2), np.nan)
     for row, query in zip(found, queries, strict=True):
         try:
-            inputs = vlm.prepare(query)
-            with torch.inference_mode():
+            with turn(vlm.model), torch.inference_mode():
+                inputs = vlm.prepare(query)
                 logits = vlm.model(**inputs, logits_to_keep=1).logits[0, -1]
         except QUERY_ERRORS as error:
             logger.warning("no verdict on query %s: %s", query.id, error)

@@ -57,7 +57,7 @@ class PairCache:
                 row = file.execute(query, (model, key)).fetchone()
                 if row is not None and row[3] == _checksum(model, key, row[:3]):
                     found[pair] = np.array(row[:3], dtype=np.float64)
-        except sqlite3.Error as error:
+        except (sqlite3.Error, UnicodeDecodeError) as error:
             raise self._unusable(error) from error
         return found
 
@@ -71,7 +71,7 @@ class PairCache:
         try:
             with file:
                 file.executemany("INSERT OR REPLACE INTO verdicts VALUES (?, ?, ?, ?, ?, ?)", rows)
-        except sqlite3.Error as error:
+        except (sqlite3.Error, UnicodeDecodeError) as error:
             raise ArtefactError(
                 f"cannot write to {self.path}: {error}. What was judged before is kept; free "
                 f"space and run the same command again to go on."
@@ -106,7 +106,8 @@ class PairCache:
                 self._opened = sqlite3.connect(self.path, timeout=60.0)
                 with self._opened:
                     self._opened.execute(_TABLE)
-            except (OSError, sqlite3.Error) as error:
+            # of a damaged file SQLite may tell in letters that are none
+            except (OSError, sqlite3.Error, UnicodeDecodeError) as error:
                 self.close()
                 raise self._unusable(error) from error
         return self._opened

@@ -47,7 +47,7 @@ def load_newest(home: Path, kind: str, version: int, of: type[T]) -> T | None:
         if not (place / MANIFEST).is_file():
             continue
         try:
-            found: T = load_object(place, MANIFEST, kind, version, {of.__name__: of}, {})
+            found: T = load_object(place, MANIFEST, kind, version, {of.__name__: of}, {}, of=of)
             return found
         except ArtefactError as error:
             damage = damage or error

@@ -9,9 +9,11 @@ import os
 import secrets
 import shutil
 import stat
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from threading import local
 from typing import Any
 
 from fusevlm.errors import ArtefactError
@@ -21,6 +23,7 @@ LOCK = ".lock"
 SEAL = "seal"  # key of a JSON object: the checksum of all others
 NO_LINK = getattr(os, "O_NOFOLLOW", 0)  # not on every system
 SMALL = 16_000_000  # bytes; larger input files count by name and size only
+PATIENCE = 60.0  # seconds to wait for a folder that somebody else writes to
 
 
 def write_atomically(path: Path, payload: bytes) -> None:
@@ -51,6 +54,16 @@ def _sync_folder(folder: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder and those above it, where they are not there."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ArtefactError(
+            f"cannot make {folder}: {error.strerror or error}. Choose another folder."
+        ) from error
 
 
 def save(path: AnyPath, payload: bytes) -> None:
@@ -240,6 +253,61 @@ def start_afresh(folder: AnyPath, mark: str) -> None:
     except OSError as error:
         raise ArtefactError(f"cannot remove {home}: {error}.") from error
     save_json(home / mark, {})
+
+
+_MINE = local()  # folders that this thread has taken, and how often
+
+
+@contextmanager
+def taken(folder: AnyPath, *, shared: bool = False) -> Iterator[None]:
+    """Wait until nobody else, of this process or another, writes to a folder; then be the one.
+
+    ``shared``: to read, beside others who read. Nothing is written for it: the folder itself is
+    locked, where its file system can do that. Who has taken a folder may take it again.
+    """
+    home = Path(folder).absolute()
+    own: dict[Path, int] = _MINE.__dict__.setdefault("folders", {})
+    if home in own:
+        yield
+        return
+    handle = os.open(home, os.O_RDONLY)
+    try:
+        _wait_for(handle, home, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
+        own[home] = handle
+        yield
+    finally:
+        own.pop(home, None)
+        os.close(handle)
+
+
+def _wait_for(handle: int, home: Path, how: int) -> None:
+    until = time.monotonic() + PATIENCE
+    while True:
+        try:
+            return fcntl.flock(handle, how | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            if time.monotonic() > until:
+                raise ArtefactError(
+                    f"{home} has been in use for {PATIENCE:g} s. Wait, or choose another folder."
+                ) from error
+            time.sleep(0.01)
+        except OSError:  # not on every file system
+            return None
+
+
+def refuse_held(folder: Path) -> None:
+    """Refuse a folder that another process holds now; nothing is written."""
+    path = folder / LOCK
+    if path.is_symlink() or not path.is_file():
+        return
+    with path.open() as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError as error:
+            holder = lock.read().strip() or "another process"
+            raise ArtefactError(
+                f"{folder} is in use by {holder}. Wait, or choose another folder."
+            ) from error
 
 
 @contextmanager

@@ -108,7 +108,7 @@ def read_generations(
             return kind.removesuffix(".answer") in judged_at
         return kind in asked or (bool(asked) and kind == "gram")
 
-    for rows, arrays in read_parts(folder, KIND, wanted):
+    for rows, arrays in read_parts(folder, KIND, wanted, columns=_STORED):
         for k in range(len(rows["query_id"])):
             record = {name: values[k] for name, values in rows.items()}
             kept = record.pop("layers")
@@ -155,13 +155,31 @@ def _good_rows(folder: AnyPath, named: Mapping[str, str]) -> tuple[list[str], di
     """Ids of the queries that could be embedded, and their rows of the arrays that there are."""
     ids: list[str] = []
     found: dict[str, list[Any]] = {name: [] for name in named}
-    for rows, arrays in read_parts(folder, EMBEDDINGS):
-        good = np.array([error is None for error in rows["error"]])
+    for rows, arrays in read_parts(folder, EMBEDDINGS, columns=_EMBEDDED):
+        good = np.array([error is None for error in rows["error"]], dtype=bool)
         ids += [i for i, ok in zip(rows["query_id"], good, strict=True) if ok]
         for name, own in named.items():
             if good.any() and own in arrays:
+                _need_vectors(arrays[own], own, len(good), folder)
                 found[name].append(arrays[own][good])
-    return ids, {name: np.concatenate(parts) for name, parts in found.items() if parts}
+    known = {name: parts for name, parts in found.items() if parts}
+    for name, parts in known.items():
+        total = sum(map(len, parts))
+        if total != len(ids) or len({part.shape[1] for part in parts}) > 1:
+            raise ArtefactError(
+                f"{folder} has {total} {name} vectors of {len(ids)} queries, or of several widths. "
+                f"Make it again: --redo embed."
+            )
+    return ids, {name: np.concatenate(parts) for name, parts in known.items()}
+
+
+def _need_vectors(vectors: Any, name: str, size: int, folder: AnyPath) -> None:
+    """Refuse vectors of a part that are not one for each of its rows."""
+    if vectors.ndim != 2 or len(vectors) != size or vectors.dtype.kind != "f":
+        raise ArtefactError(
+            f"{folder}: {name} is an array {vectors.shape} of {vectors.dtype} for {size} queries. "
+            f"Make it again: --redo embed."
+        )
 
 
 _ROW = (
@@ -169,6 +187,14 @@ _ROW = (
     "temperatures", "truncated", "answer", "answer_token_ids", "answer_logprobs", "prompt_tokens",
     "path", "n_near_boundary", "gram_dim", "layers", "answer_margins",
 )  # fmt: skip
+_EMBEDDED: dict[str, Any] = {"query_id": str, "error": str | None}
+_STORED = _EMBEDDED | {  # but for passing and answer_margins, which parts of before lack
+    "texts": list[str], "token_ids": list[list[int]], "token_logprobs": list[list[float]] | None,
+    "warped_logprobs": list[list[float]], "temperatures": list[float], "truncated": list[bool],
+    "answer": str | None, "answer_token_ids": list[int], "answer_logprobs": list[float] | None,
+    "prompt_tokens": int, "path": str, "n_near_boundary": int, "gram_dim": int | None,
+    "layers": list[str],
+}  # fmt: skip
 
 
 def _row(g: Generation) -> dict[str, Any]:

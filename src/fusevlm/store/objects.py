@@ -22,14 +22,17 @@ from typing import Any
 import numpy as np
 
 from fusevlm.errors import ArtefactError, FuseError
+from fusevlm.store.declared import built
 from fusevlm.store.files import (
     checksum,
     digest,
     digest_file,
+    make_folder,
     read_regular,
     remove,
     save,
     save_json,
+    taken,
 )
 
 ARRAYS = "arrays.safetensors"  # the name they had before
@@ -57,11 +60,13 @@ def save_object(
         "arrays_sha256": total,
         "content": tree,
     }
-    save(target / name, payload)
-    save_json(target / manifest, {**head, "sha256": checksum(head)})
-    for path in target.iterdir():
-        if NAME.fullmatch(path.name) and path.name != name:
-            path.unlink(missing_ok=True)
+    make_folder(target)
+    with taken(target):
+        save(target / name, payload)
+        save_json(target / manifest, {**head, "sha256": checksum(head)})
+        for path in target.iterdir():
+            if NAME.fullmatch(path.name) and path.name != name:
+                path.unlink(missing_ok=True)
 
 
 def save_inner(folder: Path, name: str, save: Callable[[Path], None]) -> str:
@@ -125,20 +130,25 @@ def load_object(
     version: int,
     classes: Mapping[str, type],
     migrations: Mapping[int, Migration],
+    *,
+    of: type = object,
 ) -> Any:
     """Read what :func:`save_object` wrote, migrating older schemas and refusing anything else.
 
-    ``migrations[v]`` turns the manifest of schema v into that of v + 1.
+    ``migrations[v]`` turns the manifest of schema v into that of v + 1; ``of`` is what it must be.
     """
     from safetensors import SafetensorError
     from safetensors.numpy import load
 
     source = Path(folder)
-    head = _manifest(source / manifest, kind)
-    found = head.get("schema_version")
-    if not (isinstance(found, int) and found > version):
-        _check(source / manifest, head)
-    payload = _payload(source, head, kind)
+    if not source.is_dir():
+        raise _incomplete(source / manifest, kind)
+    with taken(source, shared=True):
+        head = _manifest(source / manifest, kind)
+        found = head.get("schema_version")
+        if not (isinstance(found, int) and found > version):
+            _check(source / manifest, head)
+        payload = _payload(source, head, kind)
     while isinstance(found, int) and found < version and found in migrations:
         head = migrations[found](head)
         found = head.get("schema_version")
@@ -148,11 +158,15 @@ def load_object(
             f"{'Upgrade fusevlm' if isinstance(found, int) and found > version else 'Refit'}."
         )
     try:
-        return unpack(head["content"], load(payload), classes)
-    except FuseError:
-        raise
-    except (LookupError, TypeError, ValueError, AttributeError, SafetensorError) as error:
-        raise ArtefactError(f"{source} is damaged: {error}.") from error
+        value = unpack(head["content"], load(payload), classes)
+    except FuseError as error:
+        raise ArtefactError(f"{source} is damaged: {error} Save it again.") from error
+    except (LookupError, TypeError, ValueError, AttributeError, OverflowError, RecursionError,
+            SafetensorError) as error:  # fmt: skip
+        raise ArtefactError(f"{source} is damaged: {error}. Save it again.") from error
+    if not isinstance(value, of):
+        raise ArtefactError(f"{source} is damaged: it holds no {of.__name__}. Save it again.")
+    return value
 
 
 def _manifest(path: Path, kind: str) -> dict[str, Any]:
@@ -232,6 +246,8 @@ def unpack(tree: Any, arrays: Mapping[str, Any], classes: Mapping[str, type]) ->
     """The inverse of :func:`pack`; only the named ``classes`` are ever built."""
     if isinstance(tree, list):
         return [unpack(item, arrays, classes) for item in tree]
+    if isinstance(tree, float) and not np.isfinite(tree):  # such are stored as a "float"
+        raise ArtefactError(f"it holds the number {tree}.")
     if not isinstance(tree, dict):
         return tree
     if "array" in tree:
@@ -241,7 +257,7 @@ def unpack(tree: Any, arrays: Mapping[str, Any], classes: Mapping[str, type]) ->
         return found
     if "type" in tree:
         content = {k: unpack(v, arrays, classes) for k, v in tree["fields"].items()}
-        return classes[tree["type"]](**content)
+        return built(classes[tree["type"]], content)
     if "map" in tree:
         return {k: unpack(v, arrays, classes) for k, v in tree["map"].items()}
     if "tuple" in tree:

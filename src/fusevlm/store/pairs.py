@@ -128,9 +128,11 @@ class StoredRows:
 
 def _refuse_gaps(path: Path, offset: int, shape: tuple[int, int]) -> None:
     """Refuse vectors that are no numbers, a million entries at a time."""
+    left = shape[0] * shape[1]
+    if offset + left * HALF.itemsize > path.stat().st_size:
+        raise ArtefactError(f"{path} was cut short. Make it again: --redo pairs.")
     with path.open("rb") as stream:
         stream.seek(offset)
-        left = shape[0] * shape[1]
         while left > 0:
             flat = np.fromfile(stream, HALF, min(left, 1 << 20))
             if not len(flat):
@@ -148,12 +150,18 @@ def open_pairs(folder: AnyPath) -> dict[str, StoredRows]:
 def _header(path: Path, name: str) -> tuple[int, tuple[int, int]]:
     """Byte offset and shape of an array in a safetensors file (length, JSON header, data)."""
     try:
+        whole = path.stat().st_size
         with path.open("rb") as stream:
             length = int.from_bytes(stream.read(8), "little")
+            if length > whole:
+                raise ValueError("its header is longer than it is")
             entry = json.loads(stream.read(length))[name]
         if entry["dtype"] != "F16":
             raise ValueError(f"{name} is {entry['dtype']}, expected F16")
-        rows, width = entry["shape"]
-        return 8 + length + int(entry["data_offsets"][0]), (int(rows), int(width))
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        rows, width = map(int, entry["shape"])
+        start, end = map(int, entry["data_offsets"])
+        if min(rows, width, start) < 0 or end - start != rows * width * HALF.itemsize:
+            raise ValueError(f"{name} is not where its header says")
+        return 8 + length + start, (rows, width)
+    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         raise ArtefactError(f"{path} cannot be read: {error}. --redo pairs.") from error

@@ -114,7 +114,7 @@ class Parts:
 
     def rows(self, index: int) -> dict[str, list[Any]]:
         """The rows of a finished part."""
-        return read_parquet(_checked(self.folder, self._facts[index], "parquet"))
+        return _rows(self.folder, self._facts[index])
 
     def read(self, index: int) -> Part:
         """A finished part."""
@@ -158,15 +158,27 @@ def _filled(old: Any, new: Any, places: Sequence[int]) -> Any:
 
 
 def read_parts(
-    folder: AnyPath, kind: str, wanted: Wanted = lambda name: True
+    folder: AnyPath,
+    kind: str,
+    wanted: Wanted = lambda name: True,
+    *,
+    columns: Mapping[str, Any] | None = None,
 ) -> Iterator[tuple[dict[str, list[Any]], Arrays]]:
     """Rows and the ``wanted`` arrays of each finished part, in order, one part in memory at a time.
 
-    A part whose arrays nobody wants is read without them.
+    A part whose arrays nobody wants is read without them. ``columns`` are what rows must have.
     """
     for part in sorted(_finished(Path(folder), kind), key=lambda p: p["index"]):
-        rows = read_parquet(_checked(Path(folder), part, "parquet"))
+        rows = _rows(Path(folder), part, columns)
         yield rows, _arrays(Path(folder), part, wanted)
+
+
+def _rows(
+    folder: Path, part: Mapping[str, Any], columns: Mapping[str, Any] | None = None
+) -> dict[str, list[Any]]:
+    path = _path(folder, part, "parquet")
+    payload = _checked(folder, part, "parquet")
+    return read_parquet(payload, _again(folder), columns=columns, name=path)
 
 
 def part_files(folder: AnyPath, kind: str, ending: str) -> Iterator[tuple[Path, str]]:
@@ -237,6 +249,10 @@ def _arrays(folder: Path, part: Mapping[str, Any], wanted: Wanted) -> Arrays:
     except SafetensorError as error:
         raise _damaged(path) from error
     for name, values in found.items():
+        if values.dtype.kind not in "fiub":
+            raise ArtefactError(
+                f"{path} holds an array of {values.dtype}, {name}. {_again(folder)}"
+            )
         if values.dtype.kind == "f" and not np.isfinite(values).all():
             raise ArtefactError(f"{path} holds NaN or infinity, in {name}. {_again(folder)}")
     return found

@@ -71,7 +71,9 @@ def read_run(run: Path) -> Config:
     if head.get("kind") != KIND:
         raise ArtefactError(f"{run / RUN} holds {head.get('kind')!r}, not {KIND!r}.")
     _same_schema(head, run / RUN)
-    return make_config(head.get("config", {}), str(run / RUN))
+    if not isinstance(head.get("config"), dict):
+        raise ArtefactError(f"{run / RUN} holds no config. Choose another --run.")
+    return make_config(head["config"], str(run / RUN))
 
 
 def read_manifest(run: Path, stage: str) -> Manifest | None:

@@ -12,6 +12,7 @@ from typing import Any
 
 from fusevlm.checks import extra
 from fusevlm.errors import ArtefactError
+from fusevlm.store.declared import need_columns
 from fusevlm.store.files import AnyPath, read_regular, save
 
 FORMULA = ("=", "+", "-", "@", "\t", "\r")  # begins what a spreadsheet would run
@@ -34,16 +35,29 @@ def save_parquet(path: AnyPath, columns: Mapping[str, Any]) -> None:
     save(path, parquet_bytes(columns))
 
 
-def read_parquet(source: AnyPath | bytes, cure: str = "") -> dict[str, list[Any]]:
-    """The columns of a Parquet file, or of its bytes; an error ends in ``cure``."""
+def read_parquet(
+    source: AnyPath | bytes,
+    cure: str = "",
+    *,
+    columns: Mapping[str, Any] | None = None,
+    name: object = None,
+) -> dict[str, list[Any]]:
+    """The columns of a Parquet file, or of its bytes (then ``name`` says whose).
+
+    ``columns`` are those that there must be, and what their cells are
+    (:func:`fusevlm.store.declared.need_columns`). An error ends in ``cure``.
+    """
     arrow = extra("pyarrow", "reading a table", "frames")
     parquet = extra("pyarrow.parquet", "reading a table", "frames")
+    name = name or ("a table" if isinstance(source, bytes) else source)
     try:
         whole = source if isinstance(source, bytes) else read_regular(source)
-        found: dict[str, list[Any]] = parquet.read_table(arrow.BufferReader(whole)).to_pydict()
+        table = parquet.read_table(arrow.BufferReader(whole))
+        if columns is not None:
+            need_columns(table, columns, "it")
+        found: dict[str, list[Any]] = table.to_pydict()
     except (OSError, ArtefactError, arrow.ArrowException, ValueError, OverflowError) as error:
-        name = "a table" if isinstance(source, bytes) else source
-        said = str(error).split("\n")[0]
+        said = str(error).split("\n")[0].rstrip(".")
         raise ArtefactError(f"{name} is missing or damaged: {said}. {cure}".strip()) from error
     return found
 

@@ -244,16 +244,23 @@ def build(
     return model, processor
 
 
+def check_source(source: str) -> None:
+    """Refuse a source that is no family, or FAMILY@SEED."""
+    name, at, number = source.partition("@")
+    checks.known(name, [*FAMILIES, *LANGUAGE], "the tiny model")
+    if at:
+        checks.count(number, f"the seed of tiny:{source}", least=0)
+
+
 def load(source: str, *, decoding: Decoding, seed: int = 0) -> HuggingFace:
     """The model registered as ``tiny``: ``source`` is a family, or FAMILY@SEED.
 
     With a seed it seldom says nothing, and its samples often agree.
     """
-    name, at, number = source.partition("@")
-    family = checks.known(name, [*FAMILIES, *LANGUAGE], "the tiny model")
-    seed = checks.count(number, f"the seed of tiny:{source}", least=0) if at else seed
+    check_source(source)
+    family, at, number = source.partition("@")
     changes = {"sharp": 32.0, "end": -6.0} if at else {}
-    built = build(family, seed=seed, **changes)
+    built = build(family, seed=int(float(number)) if at else seed, **changes)
     return HuggingFace(*built, decoding=decoding, name=f"tiny:{source}")
 
 

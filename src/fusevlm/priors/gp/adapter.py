@@ -9,16 +9,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from fusevlm import store
 from fusevlm.checks import BoolArray, FloatArray, count
-from fusevlm.errors import InputError, NotFittedError
+from fusevlm.errors import ArtefactError, InputError, NotFittedError
 from fusevlm.priors.distances import mean_nearest_distance
 from fusevlm.priors.gp import infer
 from fusevlm.priors.gp.blocks import Units, standardise, work_type
-from fusevlm.priors.gp.bound import Statistics
+from fusevlm.priors.gp.bound import DivergedError, Statistics
 from fusevlm.priors.gp.objectives import LATENTS, Objective, Values, mean_kl, objective_for
 from fusevlm.priors.gp.options import Options, resolve
 from fusevlm.priors.gp.pairs import MANIFEST
@@ -36,11 +37,14 @@ from fusevlm.priors.gp.train import (
     train,
 )
 from fusevlm.priors.interface import check_pairs
+from fusevlm.store.declared import built
+from fusevlm.store.pairs import MODALITIES
 
 SCHEMA_VERSION = 1
 MIGRATIONS: dict[int, store.Migration] = {}
 KIND = "fusevlm.GpAdapter"
 LATENT_NEIGHBOURS = 10
+SINGULAR: Any = torch.linalg.LinAlgError  # type: ignore[attr-defined]
 
 
 @dataclass(frozen=True)
@@ -82,7 +86,8 @@ class Fitted:
 
     options: dict[str, Any]
     widths: dict[str, int]
-    arrays: dict[str, Any]  # decoder and posterior arrays as "modality.name", and "latents"
+    # decoder and posterior arrays as "modality.name", and "latents"
+    arrays: dict[str, npt.NDArray[Any]]
     record: Record
 
 
@@ -143,7 +148,8 @@ class GpAdapter:
         state, save = None, None
         if folder is not None:
             home = Path(folder)
-            state = load_checkpoint(home, task, self.options, team, fresh=fresh)
+            first = objective.first_values()
+            state = load_checkpoint(home, task, self.options, team, first, fresh=fresh)
 
             def save(now: State) -> None:
                 save_checkpoint(home, now, task, self.options, team)
@@ -176,6 +182,8 @@ class GpAdapter:
             posteriors = collapsed_posteriors(t, stats, work)
         else:
             posteriors = free_posteriors(t, names)
+        if not all(bool(torch.isfinite(p.mean_map).all()) for p in posteriors.values()):
+            raise DivergedError("its predictions are no numbers.")
         marks = infer.landmark_latents(t[LATENTS], [self.options.seed, 2])
         self._search = infer.Search(
             posteriors,
@@ -210,7 +218,12 @@ class GpAdapter:
         pairs = check_pairs(image, text, norm=self.options.norm, widths=self.fitted.widths)
         z = {name: self._standardised(name, rows) for name, rows in pairs.items()}
         given = None if starts is None else torch.as_tensor(np.asarray(starts), device=self.device)
-        found = self._search.latents(z, given, n_climbs=n_climbs, max_steps=max_steps, tol=tol)
+        try:
+            found = self._search.latents(z, given, n_climbs=n_climbs, max_steps=max_steps, tol=tol)
+        except SINGULAR as error:
+            raise InputError(
+                f"this adapter cannot place a query: {error} Train it again."
+            ) from error
         log_scale = sum(
             self.fitted.widths[name] * float(torch.log(self._units[name].scale)) for name in z
         )
@@ -281,11 +294,51 @@ class GpAdapter:
     def load(cls, path: str | os.PathLike[str], *, device: str = "cpu") -> GpAdapter:
         """Read an adapter written by :meth:`save`; another schema is migrated or refused."""
         classes: dict[str, type] = {"Fitted": Fitted, "Record": Record}
-        fitted = store.load_object(path, MANIFEST, KIND, SCHEMA_VERSION, classes, MIGRATIONS)
+        fitted = store.load_object(
+            path, MANIFEST, KIND, SCHEMA_VERSION, classes, MIGRATIONS, of=Fitted
+        )
         adapter = cls(device=device)
-        adapter.options = Options(**fitted.options)
-        adapter._use(fitted)
+        try:
+            adapter.options = built(Options, fitted.options)
+            _need_arrays(fitted, adapter.options)
+            adapter._use(fitted)
+        except (ArtefactError, DivergedError, SINGULAR) as error:
+            raise ArtefactError(f"{path} is damaged: {error} Save it again.") from error
         return adapter
+
+
+# shapes of a modality's arrays by their names: M inducing points, Q latent, D output dimensions
+_DECODER = {
+    "inducing": "MQ", "log_lengthscale": "L", "log_amplitude2": "1", "log_noise": "D", "mean": "D",
+    "shift": "D", "scale": "1", "ridge": "DQ",
+}  # fmt: skip
+_POSTERIOR = {
+    "collapsed": {"Phi": "MM", "AY": "MD", "A1": "M"},
+    "paper": {"q_mean": "MD", "q_factor": "DMM"},
+}
+
+
+def _need_arrays(fitted: Fitted, options: Options) -> None:
+    """Refuse arrays that are missing, or not of the shapes that options and widths say."""
+    sizes = {"1": 1, "M": options.n_inducing, "Q": options.n_latent}
+    sizes["L"] = options.n_latent if options.ard else 1
+    wanted = {}
+    for name, width in fitted.widths.items():
+        if name not in MODALITIES or width < 1:
+            raise ArtefactError(f"it is of {name!r} with the width {width}.")
+        for own, axes in (_DECODER | _POSTERIOR[options.objective]).items():
+            wanted[f"{name}.{own}"] = tuple((sizes | {"D": width})[axis] for axis in axes)
+    latents = fitted.arrays.get(LATENTS)
+    rows = len(latents) if isinstance(latents, np.ndarray) and latents.ndim else 0
+    wanted[LATENTS] = (max(1, rows), options.n_latent)
+    for name, shape in wanted.items():
+        found = fitted.arrays.get(name, np.zeros(0, bool))
+        wide = found.dtype == np.float64 if options.objective == "collapsed" else True
+        plain = () if shape == (1,) else shape
+        if found.dtype.kind != "f" or not wide or found.shape not in (shape, plain):
+            raise ArtefactError(f"the array {name!r} is missing, or not of the shape {shape}.")
+    if not fitted.widths:
+        raise ArtefactError("it is of no modality.")
 
 
 def _device(name: str) -> torch.device:

@@ -104,10 +104,11 @@ def refuse_few(n_pairs: int, options: Options) -> None:
     if n_train < options.n_inducing:
         raise InputError(
             f"{n_train} training pairs ({n_held} more held out) are fewer than "
-            f"{options.n_inducing} inducing points. Add pairs, or lower n_inducing."
+            f"{options.n_inducing} inducing points. Add pairs, or lower their number "
+            f"(adapter.inducing; --inducing, n_inducing)."
         )
     if n_train <= options.n_latent:
         raise InputError(
             f"{n_train} training pairs cannot start {options.n_latent} latent dimensions. "
-            f"Add pairs, or lower n_latent."
+            f"Add pairs, or lower their number (adapter.latent; --latent, n_latent)."
         )

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import os
+import warnings
 from pathlib import Path
+from tokenize import TokenError
 from typing import Any
 
 import numpy as np
@@ -11,6 +14,7 @@ import numpy as np
 from fusevlm.checks import extra
 from fusevlm.errors import ArtefactError, InputError
 from fusevlm.store import read_json
+from fusevlm.store.files import read_regular
 from fusevlm.store.generations import read_embeddings
 from fusevlm.store.pairs import open_pairs
 from fusevlm.store.runs import STAGE, require_whole
@@ -72,14 +76,18 @@ def saved_widths(folder: str | os.PathLike[str]) -> dict[str, int]:
     try:
         found = read_json(path, "Save the adapter again.")["content"]["fields"]["widths"]["map"]
         return {str(name): int(width) for name, width in found.items()}
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise ArtefactError(f"{path} is no adapter's: {error!r}. Save it again.") from error
 
 
 def _read_npy(source: Path) -> Any:
     try:
-        return np.load(source, allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of a header as Python 2 wrote it
+            # not np.load, which takes archives too
+            return np.lib.format.read_array(io.BytesIO(read_regular(source)), allow_pickle=False)
+    # the header is Python's, and may be of any size
+    except (OSError, ValueError, TypeError, EOFError, TokenError, MemoryError) as error:
         raise ArtefactError(f"cannot read {source}: {error}.") from error
 
 
@@ -110,13 +118,20 @@ def _read_parquet(source: Path) -> dict[str, Any]:
     try:
         names = [n for n in ("image", "text") if n in parquet.read_schema(source).names]
         table = parquet.read_table(source, columns=names).combine_chunks()
-    except (OSError, lib.ArrowException) as error:
+    except (OSError, lib.ArrowException, ValueError) as error:
         raise ArtefactError(f"cannot read {source}: {error}.") from error
     return {name: _rows(table.column(name).combine_chunks(), name, source) for name in names}
 
 
 def _rows(column: Any, name: str, source: Path) -> Any:
     """A list column as [N, D]; ragged or missing rows are named."""
+    kinds = extra("pyarrow.types", "reading Parquet", "frames")
+    listed = (kinds.is_list, kinds.is_large_list, kinds.is_fixed_size_list)
+    numbers = (kinds.is_floating, kinds.is_integer)
+    if not any(of(column.type) for of in listed) or not any(
+        of(column.type.value_type) for of in numbers
+    ):
+        raise InputError(f"{source}, column {name} is of {column.type}; expected lists of numbers.")
     widths = np.array([len(row) if row.is_valid else -1 for row in column])
     odd = np.flatnonzero(widths != (widths[0] if len(widths) else 0))
     if len(widths) == 0 or widths[0] < 1 or len(odd):

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from fusevlm.checks import Whole
 from fusevlm.errors import ArtefactError
 from fusevlm.priors.gp import infer
 from fusevlm.priors.gp.bound import DivergedError
@@ -221,9 +224,10 @@ class Checkpoint:
     options: dict[str, Any]
     fingerprint: str
     n_pairs: int
-    step: int
-    arrays: dict[str, dict[str, Any]]  # values, first, second, best: by parameter name
-    held_latents: Any
+    step: Annotated[int, Whole(0)]
+    # values, first, second, best: by parameter name
+    arrays: dict[str, dict[str, npt.NDArray[Any]]]
+    held_latents: npt.NDArray[np.floating[Any]] | None
     best_held_out: float
     best_step: int
     stale: int
@@ -234,6 +238,7 @@ class Checkpoint:
 
 _PLAIN = ("step", "best_held_out", "best_step", "stale", "seconds", "finished", "history")
 _GROUPS = ("values", "first", "second", "best")
+HISTORY = {"objective", "held_out_step", "held_out"}
 
 
 def save_checkpoint(folder: Path, state: State, task: Task, options: Options, team: Team) -> None:
@@ -262,11 +267,11 @@ def save_checkpoint(folder: Path, state: State, task: Task, options: Options, te
 
 
 def load_checkpoint(
-    folder: Path, task: Task, options: Options, team: Team, *, fresh: bool = False
+    folder: Path, task: Task, options: Options, team: Team, like: Values, *, fresh: bool = False
 ) -> State | None:
     """The newest whole checkpoint of this very task, None if there is none; others are refused.
 
-    ``fresh`` removes what is there.
+    ``like`` are the values that training begins with; ``fresh`` removes what is there.
     """
     home, device = folder / CHECKPOINTS, task.latents.device
     if fresh and team.rank == 0:
@@ -278,18 +283,35 @@ def load_checkpoint(
     _refuse_other(found, home, task, options)
 
     def own(name: str, value: Any) -> Tensor:
-        rows = value[team.rows(task.n_pairs)] if name == LATENTS else value
-        return torch.tensor(rows, device=device)
+        rows = value[team.rows(task.n_pairs)] if name == LATENTS and value.ndim else value
+        made = torch.tensor(rows, device=device) if rows.dtype.kind == "f" else torch.zeros(0)
+        # a single number was stored as a list of one
+        return (
+            made.reshape(()) if name in like and like[name].ndim == 0 == made.numel() - 1 else made
+        )
 
     groups: dict[str, Any] = {
         group: {name: own(name, value) for name, value in values.items()}
         for group, values in found.arrays.items()
     }
     held = found.held_latents
+    apart = next((len(rows) for rows in task.held_out.values()), 0)
+    good = held is None or held.shape == (apart, like[LATENTS].shape[1])
+    if not good or not _is_like(groups, like) or found.history.keys() != HISTORY:
+        raise ArtefactError(f"{home} is damaged. Use another folder, or --fresh to start again.")
     return State(
         held_latents=None if held is None else torch.as_tensor(held, device=device),
         **groups,
         **{name: getattr(found, name) for name in _PLAIN},
+    )
+
+
+def _is_like(groups: Mapping[str, Values], like: Values) -> bool:
+    """Whether stored values are such as training begins with: of the same names, shapes, types."""
+    return {*_GROUPS[:3]} <= groups.keys() <= {*_GROUPS} and all(
+        values.keys() == like.keys()
+        and all((values[n].shape, values[n].dtype) == (v.shape, v.dtype) for n, v in like.items())
+        for values in groups.values()
     )
 
 
