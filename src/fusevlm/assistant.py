@@ -13,6 +13,7 @@ import numpy as np
 
 from fusevlm import checks
 from fusevlm.checks import BoolArray
+from fusevlm.displays import Displayed, Rows
 from fusevlm.embedded import EMBEDDED
 from fusevlm.errors import ArtefactError, FuseError, InputError
 from fusevlm.fuse.estimator import Fuse
@@ -104,8 +105,8 @@ class Terms:
     watch: Watch
 
 
-@dataclass(frozen=True, eq=False)
-class Assistant:
+@dataclass(frozen=True, eq=False, repr=False)
+class Assistant(Displayed):
     """A model with its towers, its prior and a fitted Fuse; and Rounds, where samples are dear."""
 
     model: Model
@@ -189,7 +190,22 @@ class Assistant:
                 self._at_once(asked, found, size, terms)
             else:
                 self._in_rounds(asked, found, samples, terms)
-        return [found[query.id] for query in queries]
+        return Rows(found[query.id] for query in queries)
+
+    def _title(self) -> str:
+        return f"Assistant with the model {self.model.name}"
+
+    def _facts(self) -> dict[str, str]:
+        fitted = self.fuse.model
+        rounds = "none" if self.rounds is None else ", ".join(t.name for t in self.rounds.tiers)
+        return {
+            "calibrated on": f"{fitted.n_calibration} queries",
+            "prior": ", ".join(fitted.statistics.names) or "none",
+            "evidence": ", ".join(fitted.evidence),
+            "samples": f"{self.sample.n} at temperature {self.sample.temperature}",
+            "rounds": rounds,
+            **({"about": self.about} if self.about else {}),
+        }
 
     def _asked(self, queries: Sequence[Query], found: dict[str, Found]) -> Asked:
         """The queries that can be asked, with all that is known of them; the others' errors."""

@@ -28,6 +28,7 @@ import numpy as np
 from fusevlm import checks, store
 from fusevlm.baselines import SENTENCES, STRINGS, find_meanings
 from fusevlm.data.sampled import Sampled
+from fusevlm.displays import Displayed, Rows
 from fusevlm.errors import InputError
 from fusevlm.fuse.estimator import Fuse
 from fusevlm.fuse.explain import NOVELTY, Explanation
@@ -78,14 +79,23 @@ class _Saved:
 
 
 @dataclass(frozen=True, eq=False)
-class Judged:
+class Judged(Displayed):
     """A row and what was decided of it; of a row with an error nothing."""
 
     row: Sampled
     answer: Answer | None = None
 
+    def _title(self) -> str:
+        return f"query {self.row.query.id}"
 
-class Scorer:
+    def _facts(self) -> dict[str, str]:
+        found = {"id": self.row.query.id}
+        if self.answer is None:
+            return {**found, "error": self.row.error}
+        return {**found, **self.answer._facts()}
+
+
+class Scorer(Displayed):
     """A fitted Fuse, and how to make what it is given of queries with samples."""
 
     def __init__(
@@ -193,7 +203,7 @@ class Scorer:
         progress: Callable[[int, int], None] = lambda *_: None,
     ) -> list[Judged]:
         """An answer or an abstention for each row, with its reason; or its error."""
-        found: list[Judged] = []
+        found: Rows[Judged] = Rows()
         for start in range(0, len(rows), CHUNK):
             some = rows[start : start + CHUNK]
             told = self._judge_some([row for row in some if not row.error], risk, delta)
@@ -237,6 +247,19 @@ class Scorer:
         fuse = Fuse.load(find_inner(home, FUSE, saved.fuse))
         near = find_inner(home, NEIGHBOURS, saved.neighbours) if saved.neighbours else None
         return cls(fuse, saved.features, None if near is None else Neighbours.load(near))
+
+    def _title(self) -> str:
+        return "Scorer of samples that are already there"
+
+    def _facts(self) -> dict[str, str]:
+        made = self.features
+        columns = {"prior": made.prior, "evidence": made.evidence}
+        return {
+            "vectors of the query": made.towers,
+            "meanings by": made.meanings,
+            **{f"columns, {what}": ", ".join(names) for what, names in columns.items() if names},
+            **{f"fit: {name}": text for name, text in self.fuse._facts().items()},
+        }
 
     @cached_property
     def _loaded(self) -> Any:
@@ -287,7 +310,7 @@ def sample(
     from fusevlm.data.correctness import is_wrong
     from fusevlm.models.temperatures import constant
 
-    found: list[Sampled] = []
+    found: Rows[Sampled] = Rows()
     for start in range(0, len(queries), batch):
         some = queries[start : start + batch]
         for query, one in zip(

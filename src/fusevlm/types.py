@@ -10,43 +10,25 @@ Axis names: N queries, n samples of one query, d features of a hidden state.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
-from html import escape
 from typing import Any
 
 import numpy as np
 
 from fusevlm import checks, responses
 from fusevlm.checks import BoolArray, FloatArray, IntArray, whole_text
+from fusevlm.displays import Displayed
 from fusevlm.errors import InputError
 from fusevlm.meanings import best_sample, strings
 
-
-class Displayed:
-    """Shows itself as a title and a line per fact; in a notebook as a table, all of it escaped."""
-
-    def _title(self) -> str:
-        raise NotImplementedError
-
-    def _facts(self) -> Mapping[str, str]:
-        raise NotImplementedError
-
-    def __repr__(self) -> str:
-        facts = self._facts()
-        width = max(map(len, facts), default=0)
-        lines = (f"  {name:<{width}}  {text}" for name, text in facts.items())
-        return "\n".join([self._title(), *lines])
-
-    def _repr_html_(self) -> str:
-        facts = self._facts().items()
-        rows = (f"<tr><th>{escape(k)}</th><td>{escape(v)}</td></tr>" for k, v in facts)
-        return f"<table><caption>{escape(self._title())}</caption>{''.join(rows)}</table>"
+MOST_SHOWN = 5  # different samples in a display
 
 
 @dataclass(frozen=True, eq=False)
-class Samples:
+class Samples(Displayed):
     """What a model said to one query: n samples, and the answer to be judged.
 
     texts            n strings; none of them where nothing was sampled, and the answer is all
@@ -208,6 +190,22 @@ class Samples:
             gram=None if self.gram is None else self.gram[:n, :n],
         )
 
+    def _title(self) -> str:
+        return f"{len(self)} samples, {self.n_distinct} of them different"
+
+    def _facts(self) -> dict[str, str]:
+        said = Counter(self.texts).most_common(MOST_SHOWN)
+        rest = self.n_distinct - len(said)
+        names = {"token_logprobs": "log-probabilities", "embeddings": "hidden states"}
+        there = [words for name, words in names.items() if self.has(name)]
+        answer = "none" if self.answer is None else self.answer
+        return {
+            "answer": answer + " (one of the samples)" * self.answer_is_sample,
+            "samples": ", ".join(f"{count} × {text or '(nothing)'}" for text, count in said)
+            + f", {rest} others" * bool(rest),
+            "with": ", ".join(there) or "texts alone",
+        }
+
 
 def _set(instance: Any, **values: Any) -> None:
     """Store validated values on a frozen dataclass while it is being made."""
@@ -256,7 +254,7 @@ def _frozen(array: Any) -> np.ndarray[Any, Any]:
 
 
 @dataclass(frozen=True, eq=False)
-class Query:
+class Query(Displayed):
     """One question about one or more images.
 
     images      paths, bytes or PIL images, in the order in which the prompt shows them
@@ -295,9 +293,21 @@ class Query:
                       for k, v in self.metadata.items()},
         )  # fmt: skip
 
+    def _title(self) -> str:
+        return f"query {self.id}"
+
+    def _facts(self) -> dict[str, str]:
+        known = {"references": self.references, **{k: [v] for k, v in self.metadata.items()}}
+        return {
+            "id": self.id,
+            "question": self.question,
+            "images": str(len(self.images)),
+            **{name: ", ".join(map(str, values)) for name, values in known.items() if values},
+        }
+
 
 @dataclass(frozen=True, eq=False)
-class Generation:
+class Generation(Displayed):
     """What came of one query: its samples and how they were made, or the error that stopped it.
 
     Per sample (n entries): token_ids without EOS, warped_logprobs (at the sampling temperature),
@@ -322,6 +332,14 @@ class Generation:
     prompt_tokens: int = 0
     path: str = ""  # how the prompt's cache was used: shared_prefix or repeated_cache
     n_near_boundary: int = 0  # draws that another batch layout might decide otherwise
+
+    def _title(self) -> str:
+        return f"generation of query {self.query_id}"
+
+    def _facts(self) -> dict[str, str]:
+        said = {} if self.samples is None else self.samples._facts()
+        states = {"hidden states of": ", ".join(self.layers)} if self.layers else {}
+        return {**said, **states, **({} if self.error is None else {"error": self.error})}
 
 
 @dataclass(frozen=True, eq=False)

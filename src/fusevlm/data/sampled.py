@@ -28,6 +28,7 @@ from fusevlm import checks
 from fusevlm.data import logs
 from fusevlm.data.correctness import is_wrong
 from fusevlm.data.tables import listed, query_of
+from fusevlm.displays import Displayed, Rows
 from fusevlm.errors import FuseError, InputError
 from fusevlm.meanings import best_sample
 from fusevlm.store import read_table
@@ -41,7 +42,7 @@ FORMS: dict[str, Reader] = {"inspect": logs.read_inspect, "lmms-eval": logs.read
 
 
 @dataclass(frozen=True, eq=False)
-class Sampled:
+class Sampled(Displayed):
     """A query, what was said to it, whether that was wrong where it is known; or an error."""
 
     query: Query
@@ -61,6 +62,16 @@ class Sampled:
             raise InputError(
                 f"query {self.query.id!r}: {name} is {value!r}; expected a number."
             ) from error
+
+    def _title(self) -> str:
+        return f"query {self.query.id} with samples"
+
+    def _facts(self) -> dict[str, str]:
+        found = {"id": self.query.id, "question": self.query.question}
+        if self.samples is None:
+            return {**found, "error": self.error}
+        label = "not known" if self.wrong is None else "yes" if self.wrong else "no"
+        return {**found, **self.samples._facts(), "wrong": label}
 
 
 def read_sampled(
@@ -87,7 +98,7 @@ def read_sampled(
         rows = FORMS[checks.known(form, FORMS, "--from")](source)
     rows = rows if limit is None else rows[: checks.count(limit, "limit")]
     root = Path(images) if images is not None else source.parent
-    found = [_row(row, i, root, criterion, outside) for i, row in enumerate(rows)]
+    found = Rows(_row(row, i, root, criterion, outside) for i, row in enumerate(rows))
     seen: set[str] = set()
     for one in found:
         if one.query.id in seen:

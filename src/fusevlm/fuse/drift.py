@@ -17,8 +17,8 @@ import numpy as np
 
 from fusevlm import checks
 from fusevlm.checks import BoolArray, FloatArray
+from fusevlm.displays import Displayed
 from fusevlm.errors import InputError
-from fusevlm.types import Displayed
 
 LEAST_REFERENCE, LEAST_NEW = 20, 5
 BLOCK = 4_000_000  # entries of the permutations that are held at once

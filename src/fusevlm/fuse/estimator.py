@@ -12,6 +12,7 @@ import numpy as np
 
 from fusevlm import store
 from fusevlm.checks import FloatArray, IntArray
+from fusevlm.displays import Displayed
 from fusevlm.errors import InputError, NotFittedError
 from fusevlm.fuse import arguments, competence, kept, novelty, probability, scalar, vector
 from fusevlm.fuse.drift import Drift, Reference
@@ -32,7 +33,7 @@ from fusevlm.fuse.watch import (
     warn_of_drift,
 )
 from fusevlm.maths import gaussians, whitening
-from fusevlm.types import Displayed, Queries, Samples
+from fusevlm.types import Queries, Samples
 
 logger = logging.getLogger(__name__)
 

@@ -27,11 +27,11 @@ import numpy as np
 
 from fusevlm import checks
 from fusevlm.checks import BoolArray, FloatArray, IntArray
+from fusevlm.displays import Displayed
 from fusevlm.errors import InputError
 from fusevlm.fuse.thresholds import least_answers
 from fusevlm.maths import bounds
 from fusevlm.metrics import auroc as auroc_of
-from fusevlm.types import Displayed
 
 MAX_LABELS = 20_000  # nobody labels more for a threshold; beyond it the answer is None
 REPETITIONS = 400  # simulated label sets: a standard error of .015 at a power of .9

@@ -16,8 +16,8 @@ import numpy as np
 
 from fusevlm import checks
 from fusevlm.checks import FloatArray
+from fusevlm.displays import Displayed
 from fusevlm.fuse.drift import Reference, enough
-from fusevlm.types import Displayed
 
 KNOWN = "known values"  # the part that counts what was asked of a query
 DIRECTIONS = ("higher", "lower", "wider", "narrower")

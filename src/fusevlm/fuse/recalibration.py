@@ -9,10 +9,10 @@ import numpy as np
 
 from fusevlm import checks
 from fusevlm.checks import FloatArray
+from fusevlm.displays import Displayed
 from fusevlm.errors import InputError
 from fusevlm.maths import bounds
 from fusevlm.maths.logistic import sigmoid
-from fusevlm.types import Displayed
 
 LEVEL_SCALE, SLOPE_SCALE = 1.0, 0.5  # of the prior of a tilt
 LEAST_SLOPE = 0.01

@@ -11,9 +11,9 @@ import numpy as np
 
 from fusevlm import checks
 from fusevlm.checks import BoolArray, FloatArray, IntArray
+from fusevlm.displays import Displayed
 from fusevlm.fuse.presets import Options
 from fusevlm.fuse.thresholds import GroupThresholds, Threshold
-from fusevlm.types import Displayed
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -28,14 +28,15 @@ import numpy as np
 
 from fusevlm import checks
 from fusevlm.checks import BoolArray, FloatArray, IntArray
+from fusevlm.displays import Displayed
 from fusevlm.errors import InputError
 from fusevlm.maths import bounds
 
 START_COVERAGE = 0.2  # where a fixed sequence over observed scores begins, chosen by simulation
 
 
-@dataclass(frozen=True)
-class Threshold:
+@dataclass(frozen=True, repr=False)
+class Threshold(Displayed):
     """Answer iff u ≤ ``threshold``; ``-inf`` means always abstain."""
 
     threshold: float
@@ -77,6 +78,15 @@ class Threshold:
             **wanted,
             "guaranteed risk": promise,
         }
+
+    def _title(self) -> str:
+        return f"answers {self.coverage:.1%} of the calibration queries"
+
+    def _facts(self) -> dict[str, str]:
+        found = self.facts()
+        if self.empirical_risk is not None:
+            found["wrong among them"] = f"{self.empirical_risk:.3g}"
+        return found
 
 
 @dataclass(frozen=True)
@@ -282,8 +292,8 @@ def among(
     return replace(found, coverage=found.coverage * share, n_calibration=len(allowed))
 
 
-@dataclass(frozen=True)
-class RiskTable:
+@dataclass(frozen=True, repr=False)
+class RiskTable(Displayed):
     """Coverage and risk at a few thresholds; the guaranteed risks hold together, at 1 − delta.
 
     ``guaranteed_risk`` is None where weights and thresholds saw the same labels.
@@ -303,6 +313,19 @@ class RiskTable:
             {name: None if v is None else float(v[i]) for name, v in columns.items()}
             for i in range(len(self.threshold))
         ]
+
+    def _title(self) -> str:
+        return f"what each threshold would cost; with probability {1 - self.delta:g} all at once"
+
+    def _facts(self) -> dict[str, str]:
+        return {f"u ≤ {row['threshold']:.6g}": _cost(row) for row in self.rows()}
+
+
+def _cost(row: Mapping[str, float | None]) -> str:
+    """A row of a risk table in words."""
+    promised = row["guaranteed_risk"]
+    sure = "no guarantee" if promised is None else f"at most {promised:.3f} guaranteed"
+    return f"{row['coverage']:.0%} answered, {row['empirical_risk']:.3f} of them wrong, {sure}"
 
 
 def risk_table(
@@ -342,8 +365,8 @@ def risk_table(
     return RiskTable(theta, m / total, errors / m, upper, delta)
 
 
-@dataclass(frozen=True)
-class GroupThresholds:
+@dataclass(frozen=True, repr=False)
+class GroupThresholds(Displayed):
     """One threshold per group; all their guarantees hold together with probability 1 − delta."""
 
     by_group: Mapping[Hashable, Threshold]
@@ -360,6 +383,12 @@ class GroupThresholds:
             for kind, text in theta.facts().items()
             if kind in ("threshold", "guaranteed risk")
         }
+
+    def _title(self) -> str:
+        return f"thresholds of {len(self.by_group)} groups"
+
+    def _facts(self) -> dict[str, str]:
+        return self.facts()
 
     def answers(self, u: Any, groups: Sequence[Hashable]) -> BoolArray:
         """Which scores are answered, each by its own group's threshold."""
