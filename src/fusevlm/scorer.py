@@ -82,8 +82,8 @@ class _Saved:
 class Judged(Displayed):
     """A row and what was decided of it; of a row with an error nothing."""
 
-    row: Sampled
-    answer: Answer | None = None
+    row: Sampled  # as it was given; with its error, if it has one
+    answer: Answer | None = None  # what was decided; None where there is an error
 
     def _title(self) -> str:
         return f"query {self.row.query.id}"
@@ -96,7 +96,11 @@ class Judged(Displayed):
 
 
 class Scorer(Displayed):
-    """A fitted Fuse, and how to make what it is given of queries with samples."""
+    """Whether to trust samples that are already there: a fitted Fuse, and what it makes of them.
+
+    >>> scorer = Scorer.fit(read_sampled("labelled.jsonl"))      # doctest: +SKIP
+    >>> scorer.judge(read_sampled("new.jsonl"), risk=0.1)        # doctest: +SKIP
+    """
 
     def __init__(
         self, fuse: Fuse, features: Features, neighbours: Neighbours | None = None
@@ -116,10 +120,16 @@ class Scorer(Displayed):
         progress: Callable[[int, int], None] = lambda *_: None,
         **options: Any,
     ) -> Scorer:
-        """Fit on the rows that are whole and have labels; ``options`` are Fuse's.
+        """Fit on the rows that are whole and have labels.
 
-        towers  ``auto`` is minilm where the extra ``sentences`` is installed, else none
-        unit    column whose equal values belong together; the picture if empty
+        towers    vectors of the query: ``minilm`` of the question, a folder or hub name of picture
+                  and question, ``none``; ``auto`` is minilm where the extra ``sentences`` is
+                  installed, else none
+        meanings  what says the same: ``strings``, ``sentences``, or an inference model's name
+        prior     columns that are prior statistics
+        evidence  columns that are evidence, larger = less sure
+        unit      column whose equal values belong together; the picture if empty
+        options   of Fuse
         """
         from fusevlm.data.units import units_of
 
@@ -202,7 +212,10 @@ class Scorer(Displayed):
         delta: float = 0.1,
         progress: Callable[[int, int], None] = lambda *_: None,
     ) -> list[Judged]:
-        """An answer or an abstention for each row, with its reason; or its error."""
+        """An answer or an abstention for each row, with its reason; or its error.
+
+        The error rate among those answered is at most ``risk`` with probability 1 − ``delta``.
+        """
         found: Rows[Judged] = Rows()
         for start in range(0, len(rows), CHUNK):
             some = rows[start : start + CHUNK]
@@ -303,6 +316,13 @@ def sample(
     progress: Callable[[int, int], None] = lambda *_: None,
 ) -> list[Sampled]:
     """Ask a model: n samples and the judged answer of each query; labels where it has references.
+
+    model        such as :func:`fusevlm.model` loads
+    n            samples of each query
+    temperature  they are drawn at
+    seed         of the sampling
+    criterion    how an answer is compared with the references
+    batch        queries handed to the model at a time
 
     A query that fails is a row with its error. For work that must survive a crash there are runs
     (``fusevlm run``), which keep every answer.

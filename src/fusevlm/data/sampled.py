@@ -43,7 +43,14 @@ FORMS: dict[str, Reader] = {"inspect": logs.read_inspect, "lmms-eval": logs.read
 
 @dataclass(frozen=True, eq=False)
 class Sampled(Displayed):
-    """A query, what was said to it, whether that was wrong where it is known; or an error."""
+    """A query with what was said to it, and whether that was wrong; or an error.
+
+    query    what was asked
+    samples  what was said; None where the row could not be read
+    wrong    whether the judged answer was wrong; None: not known
+    error    why the row could not be read; empty where it could
+    columns  all other columns of the row, by name
+    """
 
     query: Query
     samples: Samples | None = None
@@ -83,7 +90,18 @@ def read_sampled(
     outside: bool = False,
     limit: int | None = None,
 ) -> list[Sampled]:
-    """All rows of a table, or of the log of another tool (``form``, one of FORMS)."""
+    """Queries with the samples somebody already has, of a table or of the log of another tool.
+
+    path       CSV, JSON lines or Parquet with a column ``samples``; all columns are described in
+               :mod:`fusevlm.data.sampled`
+    images     folder of the pictures, if not that of the table
+    form       ``table``, or the tool whose log it is: ``inspect`` or ``lmms-eval``
+    criterion  how an answer is compared with the row's ``references``, where it has no ``wrong``
+    outside    whether pictures may lie outside that folder
+    limit      so many rows at most
+
+    A row that cannot be read has an ``error``, and is left out of a fit.
+    """
     source = Path(path)
     if form == TABLE:
         table = read_table(source)

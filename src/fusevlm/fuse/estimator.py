@@ -115,7 +115,7 @@ class Fuse(Displayed):
     >>> fuse.decide(new_samples, s=new_s, risk=0.2).answer       # doctest: +SKIP
 
     ``preset`` is ``practical`` (default) or ``paper``; any option of
-    :class:`fusevlm.fuse.presets.Options` can be set on top of it.
+    :class:`fusevlm.fuse.presets.Options` can be set on top of it, such as ``cap=1.0``.
 
     What is known of the queries, in every method:
 
@@ -140,7 +140,7 @@ class Fuse(Displayed):
         self._reference: Reference | None = None  # of drift
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:
-        """The preset and the options that were set on top of it, as scikit-learn's ``clone``."""
+        """The preset and the options that were set on top of it; for scikit-learn's ``clone``."""
         return {"preset": self.preset, **self._given}
 
     def set_params(self, **params: Any) -> Fuse:
@@ -151,7 +151,7 @@ class Fuse(Displayed):
 
     @property
     def model(self) -> Model:
-        """The fitted constants."""
+        """The fitted constants; an error before the fit."""
         if self._model is None:
             raise NotFittedError(
                 "this Fuse is not fitted yet; call fit(samples, wrong, s=s) first."
@@ -288,7 +288,10 @@ class Fuse(Displayed):
         views: Mapping[str, Any] | None = None,
         extra: Mapping[str, Any] | None = None,
     ) -> Scores:
-        """Prior, evidence, posterior and u* of each query."""
+        """Prior, evidence, posterior and u* of each query.
+
+        A batch that is unlike the calibration's queries, or was among them, is warned of.
+        """
         names = self.model.statistics.names
         queries = arguments.queries_of(
             samples, s=s, inputs=inputs, views=views, extra=extra, statistics=names
@@ -332,6 +335,11 @@ class Fuse(Displayed):
         the preset's rule (``practical``: Learn-then-Test) the error rate among answered queries is
         at most ``risk`` with probability 1 − ``delta`` over the calibration set. Also takes what
         :meth:`score` returned.
+
+        risk    wanted error rate among the answered queries
+        delta   the chance that it does not hold
+        rule    another rule of :mod:`fusevlm.thresholds` than the preset's, by its name
+        groups  a threshold for each group, all at once at 1 − delta (:meth:`group_thresholds`)
         """
         wanted: dict[str, Any] = {"risk": risk, "delta": delta, "rule": rule}
         theta = self.threshold(**wanted) if groups is None else self.group_thresholds(**wanted)
@@ -353,7 +361,9 @@ class Fuse(Displayed):
     ) -> list[Explanation]:
         """Why each query is unsure: bars on one scale, and the reason in words.
 
-        See :mod:`fusevlm.fuse.explain`. ``risk`` and ``delta`` are those of the decision.
+        What each source adds to the posterior mean is ranked among the calibration queries; the
+        reason is the first of novelty, input, competence and answers that stands out. ``risk`` and
+        ``delta`` are those of the decision.
         """
         given: dict[str, Any] = {"s": s, "inputs": inputs, "views": views, "extra": extra}
         scores = self.score(samples, **given)
@@ -363,7 +373,7 @@ class Fuse(Displayed):
     def explain_scores(
         self, scores: Scores, samples: Sequence[Samples], reasons: Sequence[str]
     ) -> list[Explanation]:
-        """The same of what was scored and decided before."""
+        """The same of queries that were scored and decided before, with the decisions' reasons."""
         return explain(self._scored(scores), self.model.references, samples, reasons)
 
     def threshold(

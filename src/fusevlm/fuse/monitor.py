@@ -35,6 +35,7 @@ class MonitorState(Displayed):
     since      the query at which it did
     worst      the part with the most capital: a column, or a pair of them
     direction  what its capital was won with
+    level      at most this share of all streams without drift ever gives an alarm
     """
 
     n: int

@@ -39,14 +39,14 @@ START_COVERAGE = 0.2  # where a fixed sequence over observed scores begins, chos
 class Threshold(Displayed):
     """Answer iff u ≤ ``threshold``; ``-inf`` means always abstain."""
 
-    threshold: float
-    rule: str
+    threshold: float  # θ
+    rule: str  # that chose it
     coverage: float  # share of calibration queries answered
     empirical_risk: float | None  # share of those that were wrong; None when none was answered
     guaranteed_risk: float | None  # R(θ) is at most this with probability 1 − delta
     risk: float | None  # the wanted risk
-    delta: float | None
-    n_calibration: int
+    delta: float | None  # the chance that the guaranteed risk does not hold
+    n_calibration: int  # labelled queries it was chosen on
 
     @property
     def feasible(self) -> bool:
@@ -299,11 +299,11 @@ class RiskTable(Displayed):
     ``guaranteed_risk`` is None where weights and thresholds saw the same labels.
     """
 
-    threshold: FloatArray
-    coverage: FloatArray
-    empirical_risk: FloatArray
-    guaranteed_risk: FloatArray | None
-    delta: float
+    threshold: FloatArray  # θ of each row
+    coverage: FloatArray  # share of calibration queries answered
+    empirical_risk: FloatArray  # share of those that were wrong
+    guaranteed_risk: FloatArray | None  # upper limits of the risk, which hold all at once
+    delta: float  # the chance that they do not
 
     def rows(self) -> list[dict[str, float | None]]:
         """One dict per threshold, for printing or writing."""
@@ -369,7 +369,7 @@ def risk_table(
 class GroupThresholds(Displayed):
     """One threshold per group; all their guarantees hold together with probability 1 − delta."""
 
-    by_group: Mapping[Hashable, Threshold]
+    by_group: Mapping[Hashable, Threshold]  # the threshold of each group, by its name
 
     def without_guarantee(self) -> GroupThresholds:
         """The same θ where the rule's assumptions do not hold."""

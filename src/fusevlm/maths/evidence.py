@@ -29,8 +29,8 @@ class Evidence(Displayed):
 
     value: float  # Ṽ = logdet of the jittered, weighted scatter
     slope: int  # dṼ/du: n, or d when n > d
-    n: int
-    d: int
+    n: int  # samples
+    d: int  # features of each
     jitter: float  # absolute amount added to the diagonal before weighting
 
     def __float__(self) -> float:

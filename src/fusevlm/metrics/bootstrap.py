@@ -52,12 +52,12 @@ MAX_COUNTS = 2_000_000
 class Interval(Displayed):
     """A metric with its percentile interval, from the resamples on which it is defined."""
 
-    estimate: float
-    low: float
-    high: float
-    level: float
-    n_boot: int
-    n_undefined: int
+    estimate: float  # on the data itself
+    low: float  # end of the interval
+    high: float  # end of the interval
+    level: float  # of the interval, such as 0.95
+    n_boot: int  # resamples
+    n_undefined: int  # resamples on which the metric has no value
 
     def _title(self) -> str:
         return f"{self.estimate:.3f} [{self.low:.3f}, {self.high:.3f}]"
@@ -74,15 +74,15 @@ class Interval(Displayed):
 class Difference(Displayed):
     """Metric of score a minus metric of score b, with its percentile interval and p-value."""
 
-    estimate_a: float
-    estimate_b: float
-    difference: float
-    low: float
-    high: float
-    p_value: float
-    level: float
-    n_boot: int
-    n_undefined: int
+    estimate_a: float  # metric of score a
+    estimate_b: float  # metric of score b
+    difference: float  # a minus b
+    low: float  # end of the interval of the difference
+    high: float  # end of the interval of the difference
+    p_value: float  # two-sided, of no difference
+    level: float  # of the interval, such as 0.95
+    n_boot: int  # resamples
+    n_undefined: int  # resamples on which the metric has no value
 
     def _title(self) -> str:
         return f"{self.difference:+.3f} [{self.low:+.3f}, {self.high:+.3f}]"

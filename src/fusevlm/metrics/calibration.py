@@ -26,11 +26,11 @@ TWO_BINS = "two non-empty bins of u (so two distinct values) with different erro
 class ReliabilityCurve(Displayed):
     """Non-empty bins ``low`` <= p < ``high`` (the last includes 1), all arrays of one length."""
 
-    low: FloatArray
-    high: FloatArray
-    mean_p: FloatArray
-    error_rate: FloatArray
-    count: IntArray
+    low: FloatArray  # where each bin begins
+    high: FloatArray  # where it ends
+    mean_p: FloatArray  # mean predicted P(wrong) in it
+    error_rate: FloatArray  # share of wrong answers in it
+    count: IntArray  # answers in it
 
     def _title(self) -> str:
         return "observed error rate against P(wrong)"

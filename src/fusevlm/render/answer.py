@@ -27,14 +27,25 @@ GOOD, BAD, DIM, BOLD, PLAIN = "good", "bad", "dim", "bold", ""
 
 @dataclass(frozen=True)
 class Answer:
-    """What ``ask`` found.
+    """An answer, whether to trust it, and why.
 
+    ``print`` shows it as ``fusevlm ask`` does, a notebook with its bars; ``as_dict`` is its JSON.
+
+    question    what was asked
     answer      the judged answer; shown also where the decision is to abstain
     decision    answer or abstain
     reason      of abstaining, as Decisions has it; empty where the answer is given
     why         the same in a sentence, and what stands out where the answer is given
-    cause       novelty, aleatoric, competence, epistemic, or nothing; and the side of the input
+    cause       novelty, aleatoric, competence, epistemic, or nothing
+    side        of the input that it is about: picture, question, or neither
     p_wrong     the probability that this answer is wrong
+    risk        wanted error rate of the set of all answers that are given
+    delta       the chance that it does not hold
+    u           the score u*, which is compared with the threshold
+    m0          prior mean of u, from the input alone
+    evidence    what the answers say of u
+    m_post      posterior mean of u
+    sigma_post  posterior standard deviation of u
     bars        by name, from 0 to 1: the share of calibration queries with less of it
     added       what each source adds to the posterior mean
     threshold   answer iff u is at most this; None: nothing can be certified
@@ -43,6 +54,7 @@ class Answer:
     samples     sampled answers with counts, most frequent first
     generated   answers that were generated for it, the judged one among them
     neighbours  the nearest calibration queries: question, answer, whether it was wrong
+    model       the model's name
     notes       what else is worth saying, such as what the model knows
     """
 
