@@ -40,7 +40,7 @@ def test_every_verb_and_option_of_the_parsers_is_known():
     assert [path[0] for path in found if len(path) == 1] == list(COMMANDS)
     assert {("adapter", "train"), ("adapter", "apply")} <= set(found)
     for name in COMMANDS:
-        parser = argparse.ArgumentParser()
+        parser = argparse.ArgumentParser(prog="fusevlm")
         verb_of(name).add_arguments(parser)
         flags = {flag for word in found[name,].flags for flag in word.flags}
         assert set(re.findall(r"(?<![\w-])--?[a-z][a-z-]*", parser.format_usage())) <= flags
