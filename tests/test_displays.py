@@ -205,6 +205,8 @@ def test_a_list_is_a_list_and_shows_the_first(shown):
     rows = shown["rows"]
     assert rows == list(rows)
     assert rows[2:5] == list(rows)[2:5]
+    assert len(repr(rows).splitlines()) == MOST_ROWS + 2
+    assert repr(Rows([InputError("too few")])) == "a list of 1\n  too few"
     page = rows._repr_html_()
     assert page.count("<tr>") == MOST_ROWS + 1
     assert "and 100 more" in page

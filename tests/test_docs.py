@@ -235,6 +235,7 @@ def site(tmp_path_factory):
 def test_the_site_builds_without_warnings(site):
     for path in PAGES[1:]:
         assert (site / path.relative_to(ROOT / "docs")).with_suffix(".html").exists()
+    assert "It contradicts itself" in (site / "tour.html").read_text()
     home = (site / "index.html").read_text()
     outside = re.findall(r'<(?:script|link)[^>]+(?:src|href)="(https?://[^"]+)"', home)
     assert not outside, f"the site loads {outside}"

@@ -217,13 +217,14 @@ class Assistant(Displayed):
         return Rows(found[query.id] for query in queries)
 
     def _title(self) -> str:
-        return f"Assistant with the model {self.model.name}"
+        name = EMBEDDED if self.about == ABOUT_EMBEDDED else self.model.name
+        return f"Assistant with the model {name}"
 
     def _facts(self) -> dict[str, str]:
         fitted = self.fuse.model
         rounds = "none" if self.rounds is None else ", ".join(t.name for t in self.rounds.tiers)
         return {
-            "calibrated on": f"{fitted.n_calibration} queries",
+            "calibration": self.fuse._facts()["state"],
             "prior": ", ".join(fitted.statistics.names) or "none",
             "evidence": ", ".join(fitted.evidence),
             "samples": f"{self.sample.n} at temperature {self.sample.temperature}",

@@ -51,8 +51,15 @@ class Displayed:
 class Rows(list[Item]):
     """A list that a notebook shows as a table: the facts of each of the first, all of it escaped.
 
-    What has no facts, such as an error, has what it says of itself.
+    Elsewhere it prints a line for each. What has no facts, such as an error, has what it says of
+    itself.
     """
+
+    def __repr__(self) -> str:
+        shown = [" · ".join(_facts_of(one).values()) for one in self[:MOST_ROWS]]
+        left = len(self) - len(shown)
+        lines = [f"  {line}" for line in (*shown, *[f"… and {left:,} more"] * bool(left))]
+        return "\n".join([f"a list of {len(self):,}", *lines])
 
     def _repr_html_(self) -> str:
         shown = [_facts_of(one) for one in self[:MOST_ROWS]]

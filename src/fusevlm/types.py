@@ -51,13 +51,13 @@ class Samples(Displayed):
     """
 
     texts: Sequence[str]
-    token_logprobs: Sequence[Any] | None = None
-    embeddings: Any = None
+    token_logprobs: Sequence[Any] | None = field(default=None, repr=False)
+    embeddings: Any = field(default=None, repr=False)
     answer: str | None = None
-    answer_logprobs: Any = None
-    gram: Any = None
-    gram_dim: int | None = None
-    answer_margins: Any = None
+    answer_logprobs: Any = field(default=None, repr=False)
+    gram: Any = field(default=None, repr=False)
+    gram_dim: int | None = field(default=None, repr=False)
+    answer_margins: Any = field(default=None, repr=False)
     answer_is_sample: bool = False
 
     def __post_init__(self) -> None:

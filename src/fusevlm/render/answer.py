@@ -25,7 +25,7 @@ Line = Sequence[tuple[str, str]]  # pieces of text with their style
 GOOD, BAD, DIM, BOLD, PLAIN = "good", "bad", "dim", "bold", ""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Answer:
     """An answer, whether to trust it, and why.
 
@@ -94,7 +94,7 @@ class Answer:
         found["notes"] = list(self.notes)
         return found
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         return "\n".join("".join(text for text, _ in line) for line in self.lines())
 
     def lines(self) -> list[Line]:
@@ -197,11 +197,8 @@ class Answer:
         )
         rows = "".join(map(self._html_bar, (name for name in BARS if name in self.bars)))
         scale = "each: more than in so many of the calibration's queries"
-        bars = f"<table>{rows}</table>{_html([[(scale, DIM)]])}" if rows else ""
-        return (
-            f'<div style="border-left:4px solid {edge};padding-left:1em">'
-            f"{top}{bars}<br>{rest}</div>"
-        )
+        bars = f"<table>{rows}</table>{_html([[(scale, DIM)], [], []])}" if rows else "<br><br>"
+        return f'<div style="border-left:4px solid {edge};padding-left:1em">{top}{bars}{rest}</div>'
 
     def _html_bar(self, name: str) -> str:
         value = self.bars[name]
