@@ -216,16 +216,14 @@ class Scorer(Displayed):
 
         The error rate among those answered is at most ``risk`` with probability 1 − ``delta``.
         """
-        found: Rows[Judged] = Rows()
-        for start in range(0, len(rows), CHUNK):
-            some = rows[start : start + CHUNK]
-            told = self._judge_some([row for row in some if not row.error], risk, delta)
-            found += [told.get(row.query.id) or Judged(_unread(row)) for row in some]
-            progress(len(found), len(rows))
-        return found
+        told = self._judged([row for row in rows if not row.error], risk, delta, progress)
+        return Rows(told.get(row.query.id) or Judged(_unread(row)) for row in rows)
 
-    def _judge_some(self, rows: Sequence[Sampled], risk: float, delta: float) -> dict[str, Judged]:
-        kept, vectors = self._embedded(rows) if rows else ([], {})
+    def _judged(
+        self, rows: Sequence[Sampled], risk: float, delta: float, progress: Callable[..., None]
+    ) -> dict[str, Judged]:
+        """What was decided of the rows that can be read, by their ids."""
+        kept, vectors = self._embedded(rows, progress) if rows else ([], {})
         if not kept:
             return {}
         queries = self._table(kept, vectors)

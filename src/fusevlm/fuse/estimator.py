@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 import os
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from hashlib import blake2b
 from typing import Any
 
 import numpy as np
@@ -39,6 +41,7 @@ logger = logging.getLogger(__name__)
 
 SCHEMA_VERSION = 5
 MANIFEST = "fuse.json"
+LOOKED_AT = 64  # batches that are remembered, to warn of each once
 
 
 @dataclass(frozen=True)
@@ -138,6 +141,7 @@ class Fuse(Displayed):
         self._model: Model | None = None
         self._threshold_data: Kept | None = None
         self._reference: Reference | None = None  # of drift
+        self._looked_at: deque[bytes] = deque(maxlen=LOOKED_AT)
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:
         """The preset and the options that were set on top of it; for scikit-learn's ``clone``."""
@@ -204,6 +208,7 @@ class Fuse(Displayed):
             )
         self._model, self._threshold_data = model, data
         self._reference = reference_of(columns_of(model, rest, scores), rest, scores)
+        self._looked_at.clear()
         return self
 
     def _without_labels(self, queries: Queries, tune: IntArray) -> Model | None:
@@ -290,16 +295,15 @@ class Fuse(Displayed):
     ) -> Scores:
         """Prior, evidence, posterior and u* of each query.
 
-        A batch that is unlike the calibration's queries, or was among them, is warned of.
+        A batch that is unlike the calibration's queries, or was among them, is warned of; once,
+        however often it is scored.
         """
         names = self.model.statistics.names
         queries = arguments.queries_of(
             samples, s=s, inputs=inputs, views=views, extra=extra, statistics=names
         )
-        self._warn_of_seen(queries)
         scores = score_model(self.model, queries, self.options)
-        if self._reference is not None:
-            warn_of_drift(self._reference, self.model, queries, scores)
+        self._warn_once(queries, scores)
         return scores
 
     def predict_proba(
@@ -539,6 +543,16 @@ class Fuse(Displayed):
             return p_wrong(self.model if tilted else replace(self.model, tilt=None), scores)
         except NotFittedError:
             return np.full(len(scores), np.nan)
+
+    def _warn_once(self, queries: Queries, scores: Scores) -> None:
+        """Warn of a batch that was in the fit or is unlike it, unless it was looked at before."""
+        batch = blake2b(scores.u.tobytes(), digest_size=16).digest()
+        if not logger.isEnabledFor(logging.WARNING) or batch in self._looked_at:
+            return
+        self._looked_at.append(batch)
+        self._warn_of_seen(queries)
+        if self._reference is not None:
+            warn_of_drift(self._reference, self.model, queries, scores)
 
     def _warn_of_seen(self, queries: Queries) -> None:
         data = self._threshold_data
