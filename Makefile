@@ -16,7 +16,7 @@ export ONEDNN_MAX_CPU_ISA = AVX512_CORE_BF16
 
 AUDIT ?= .venv-audit
 
-.PHONY: demo embedded ship test test-all test-browser pictures test-vllm bench-vllm test-latex audit lint bench bench-adapter photos mutants tree refresh docs clean
+.PHONY: demo embedded ship test test-all test-browser pictures test-vllm bench-vllm test-latex audit lint bench bench-adapter photos mutants tree refresh docs notebook clean
 
 demo: $(VENV)/.demo
 	$(RUN)/fusevlm demo $(if $(LIMIT),--limit $(LIMIT)) --seed $(SEED) $(ARGS) || test $$? = 3
@@ -95,6 +95,10 @@ refresh: $(VENV)/.test
 
 docs: $(VENV)/.docs
 	$(RUN)/mkdocs build --strict --site-dir site
+
+# the notebook of the documentation, run from its first cell to its last, in its place
+notebook: $(VENV)/.docs
+	$(RUN)/python -m tests.notebook
 
 clean:
 	rm -rf $(VENV) $(VLLM) $(AUDIT) site runs .pytest_cache .mypy_cache .ruff_cache

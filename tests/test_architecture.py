@@ -16,14 +16,15 @@ ROOT = Path(fusevlm.__file__).parent
 
 # from the ground up; a room may import from its own level only where that makes no circle
 LEVELS = [
-    {"errors", "checks", "meanings", "responses", "types", "config", "settings", "embedded"},
+    {"errors", "checks", "displays", "meanings", "responses", "types", "config", "settings",
+     "embedded"},
     {"store"},
     {"maths"},
     {"metrics", "fuse"},
     {"data", "models", "priors", "semantics", "scores", "render"},
     {"pipeline", "assistant", "baselines", "scorer", "testing"},
     {"cli"},
-]
+]  # fmt: skip
 NUMPY_AND_SCIPY_ONLY = {"maths", "metrics", "fuse"}
 WRITERS = {"store"}  # the only room that writes files
 

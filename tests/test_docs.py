@@ -7,6 +7,7 @@ import re
 import runpy
 import subprocess
 import sys
+from html.parser import HTMLParser
 from importlib import import_module
 from pathlib import Path
 
@@ -214,19 +215,102 @@ def test_the_method_page_shows_what_the_simulation_prints(tmp_path, capsys):
     assert found == pytest.approx(expected, abs=2e-3)
 
 
-@pytest.mark.slow
-def test_the_site_builds_without_warnings(tmp_path):
-    pytest.importorskip("mkdocs")
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    """The built site; warnings are errors."""
+    pytest.importorskip("mkdocstrings", reason="the extra docs is not installed")
+    home = tmp_path_factory.mktemp("site")
     found = subprocess.run(  # without --quiet, which would hide warnings from --strict too
-        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", tmp_path],
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", home],
         cwd=ROOT,
         env=os.environ | {"NO_MKDOCS_2_WARNING": "1"},
         capture_output=True,
         text=True,
     )
     assert found.returncode == 0, found.stdout + found.stderr
+    return home
+
+
+@pytest.mark.slow
+def test_the_site_builds_without_warnings(site):
     for path in PAGES[1:]:
-        assert (tmp_path / path.relative_to(ROOT / "docs")).with_suffix(".html").exists()
-    home = (tmp_path / "index.html").read_text()
+        assert (site / path.relative_to(ROOT / "docs")).with_suffix(".html").exists()
+    assert "It contradicts itself" in (site / "tour.html").read_text()
+    home = (site / "index.html").read_text()
     outside = re.findall(r'<(?:script|link)[^>]+(?:src|href)="(https?://[^"]+)"', home)
     assert not outside, f"the site loads {outside}"
+
+
+class Loaded(HTMLParser):
+    """What a page loads by itself: scripts, styles, fonts, pictures; not what it links to."""
+
+    def __init__(self):
+        super().__init__()
+        self.addresses, self.styles, self._style = [], [], False
+
+    def handle_starttag(self, tag, attrs):
+        given = dict(attrs)
+        self._style = tag == "style"
+        self.styles.append(given.get("style") or "")
+        if tag == "link" and not {"canonical", "prev", "next"} & {*given.get("rel", "").split()}:
+            self.addresses.append(given["href"])
+        self.addresses += [given[k] for k in ("src", "poster", "data") if given.get(k)]
+        self.addresses += [one.split()[0] for one in (given.get("srcset") or "").split(",") if one]
+        if tag in ("image", "use"):
+            self.addresses += [v for k, v in attrs if k in ("href", "xlink:href")]
+
+    def handle_data(self, data):
+        if self._style:
+            self.styles.append(data)
+
+
+IN_STYLES = re.compile(r"""(?:url\(|@import\s+)\s*["']?\s*([^"')\s;]+)""")
+ELSEWHERE = re.compile(r"(?:[a-z]+:)?//", re.IGNORECASE)
+
+
+def loaded(page):
+    """All that an HTML page or a style sheet makes a browser fetch."""
+    text = page.read_text()
+    if page.suffix == ".css":
+        return IN_STYLES.findall(text)
+    parser = Loaded()
+    parser.feed(text)
+    return [*parser.addresses, *IN_STYLES.findall("\n".join(parser.styles))]
+
+
+@pytest.mark.slow
+def test_the_site_loads_nothing_from_elsewhere(site):
+    pages = [*site.rglob("*.html"), *site.rglob("*.css")]
+    assert len(pages) > 40
+    found = {page: loaded(page) for page in pages}
+    assert sum(map(len, found.values())) > 200
+    for page, addresses in found.items():
+        for address in addresses:
+            assert not ELSEWHERE.match(address), f"{page.relative_to(site)} loads {address}"
+            if not address.startswith(("data:", "#")):
+                file = (page.parent / address.split("?")[0].split("#")[0]).resolve()
+                assert file.exists() or page.name == "404.html", f"{page} lacks {address}"
+        # for these the theme's own script would load another from elsewhere
+        assert not re.search(r'class="mermaid"|data-md-component="source"', page.read_text())
+
+
+def test_what_a_page_loads_is_seen(tmp_path):
+    page = tmp_path / "page.html"
+    page.write_text(
+        '<link rel="stylesheet" href="//a/x.css"><script src="https://b/y.js"></script>'
+        '<img srcset="c/1.png 1x, https://d/2.png 2x"><a href="https://fine">words</a>'
+        '<style>@import "https://e/z.css"; p {background: url(https://f/i.png)}</style>'
+        '<svg><image href="https://g/i.svg"/></svg><p style="background:url(//h/j.png)">'
+        '<link rel="canonical" href="https://fine/page">'
+    )
+    found = [address for address in loaded(page) if ELSEWHERE.match(address)]
+    assert {address.split("/")[2] for address in found} == set("abdefgh")
+
+
+@pytest.mark.slow
+def test_the_site_has_every_public_name(site):
+    pages = "".join(page.read_text() for page in (site / "reference").glob("*.html"))
+    for public in fusevlm.__all__:
+        assert f'id="fusevlm.{public}"' in pages or public == "__version__"
+    assert ":class:" not in pages
+    assert "doctest" not in pages

@@ -109,6 +109,18 @@ def test_saved_and_loaded_it_says_the_same(tmp_path):
         Scorer.load(tmp_path)
 
 
+def test_a_long_table_unlike_the_labelled_one_is_warned_of_once(tmp_path, caplog):
+    scorer = Scorer.fit(read(tmp_path, world(300, 1)), towers="none")
+    rows = world(600, 2)
+    for row in rows:
+        row["samples"] = ["yes", "no1", "no2"] * 3
+    done = []
+    judged = scorer.judge(read(tmp_path, rows), risk=0.3, progress=lambda *at: done.append(at))
+    assert caplog.text.count("drift:") == 1
+    assert [one.row.query.id for one in judged] == [row["id"] for row in rows]
+    assert done[-1] == (600, 600)
+
+
 def test_meanings_by_an_inference_model_and_by_sentences(tmp_path):
     tiny_helpers.save_inference("bert", tmp_path / "nli")
     rows = read(tmp_path, world(40, 7))

@@ -13,6 +13,7 @@ import numpy as np
 
 from fusevlm import checks
 from fusevlm.checks import BoolArray
+from fusevlm.displays import Displayed, Rows
 from fusevlm.embedded import EMBEDDED
 from fusevlm.errors import ArtefactError, FuseError, InputError
 from fusevlm.fuse.estimator import Fuse
@@ -104,20 +105,38 @@ class Terms:
     watch: Watch
 
 
-@dataclass(frozen=True, eq=False)
-class Assistant:
-    """A model with its towers, its prior and a fitted Fuse; and Rounds, where samples are dear."""
+@dataclass(frozen=True, eq=False, repr=False)
+class Assistant(Displayed):
+    """A model that says how far its answer can be trusted; :func:`load` makes one.
+
+    >>> assistant = fusevlm.load()                               # doctest: +SKIP
+    >>> assistant.ask("picture.png", "what color is it?").answer # doctest: +SKIP
+
+    One may be used from many threads.
+
+    model       which is asked
+    towers      vectors of pictures and questions
+    adapter     the Gaussian-process prior; or None
+    fuse        the fit that decides
+    sample      how many samples are drawn, and how
+    statistic   of the adapter or the references, which is s
+    references  for statistics of the towers' activations; or None
+    semantics   how the opposite of a question is asked
+    neighbours  calibration queries that are shown beside an answer; or None
+    about       what the model knows, said where it meets something else
+    rounds      as few samples as the decision needs; or None
+    """
 
     model: Model
     towers: Towers | TextTower | None
     adapter: GpAdapter | None
     fuse: Fuse
     sample: SampleConfig
-    statistic: str  # of the adapter or the references, which is s
-    references: ActivationPrior | None = None  # for statistics of the towers' activations
+    statistic: str
+    references: ActivationPrior | None = None
     semantics: SemanticsConfig = field(default_factory=SemanticsConfig)
     neighbours: Neighbours | None = None
-    about: str = ""  # what the model knows, said where it meets something else
+    about: str = ""
     rounds: Rounds | None = None
 
     def ask(
@@ -137,9 +156,12 @@ class Assistant:
         Where the decision is ``answer``, the error rate among such answers is at most ``risk`` with
         probability 1 − ``delta``, for questions like those of the calibration.
 
-        n        samples; those of the calibration if None
+        risk     wanted error rate among the answered
+        delta    the chance that it does not hold
+        n        samples; as many as in the calibration if None
         samples  instead of n: as many as the decision needs (``"as needed"``), or so many on
                  average, drawn in rounds
+        seed     of the sampling: the same seed gives the same answer
         watch    is told of each round
         """
         query = Query("ask", question, [] if image is None else [image])
@@ -161,7 +183,10 @@ class Assistant:
         seed: int = 0,
         watch: Watch = lambda seen: None,
     ) -> list[Found]:
-        """Several queries together: for each its answer, or the error that kept it from one."""
+        """Several queries together: for each its answer, or the error that kept it from one.
+
+        The arguments are those of :meth:`ask`.
+        """
         terms = Terms(
             checks.fraction(risk, "risk"),
             checks.fraction(delta, "delta"),
@@ -189,7 +214,23 @@ class Assistant:
                 self._at_once(asked, found, size, terms)
             else:
                 self._in_rounds(asked, found, samples, terms)
-        return [found[query.id] for query in queries]
+        return Rows(found[query.id] for query in queries)
+
+    def _title(self) -> str:
+        name = EMBEDDED if self.about == ABOUT_EMBEDDED else self.model.name
+        return f"Assistant with the model {name}"
+
+    def _facts(self) -> dict[str, str]:
+        fitted = self.fuse.model
+        rounds = "none" if self.rounds is None else ", ".join(t.name for t in self.rounds.tiers)
+        return {
+            "calibration": self.fuse._facts()["state"],
+            "prior": ", ".join(fitted.statistics.names) or "none",
+            "evidence": ", ".join(fitted.evidence),
+            "samples": f"{self.sample.n} at temperature {self.sample.temperature}",
+            "rounds": rounds,
+            **({"about": self.about} if self.about else {}),
+        }
 
     def _asked(self, queries: Sequence[Query], found: dict[str, Found]) -> Asked:
         """The queries that can be asked, with all that is known of them; the others' errors."""
@@ -443,7 +484,11 @@ def _chosen(given: Mapping[str, Any], names: Iterable[str], what: str) -> dict[s
 
 
 def load(source: str | os.PathLike[str] = EMBEDDED) -> Assistant:
-    """An Assistant from ``embedded``, or from a run folder whose stage calibrate is done."""
+    """A model with its calibration, ready to be asked.
+
+    source  ``embedded``, the small model that comes along; or a run folder whose stage calibrate is
+            done, which brings the model of its config
+    """
     from fusevlm.pipeline.adapter import load_adapter, load_references
     from fusevlm.pipeline.calibrate import NEIGHBOURS, ROUNDS
     from fusevlm.pipeline.embed import load_towers

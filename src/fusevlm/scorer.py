@@ -29,6 +29,7 @@ import numpy as np
 from fusevlm import checks, store
 from fusevlm.baselines import SENTENCES, STRINGS, find_meanings
 from fusevlm.data.sampled import Sampled
+from fusevlm.displays import Displayed, Rows
 from fusevlm.errors import InputError
 from fusevlm.fuse.estimator import Fuse
 from fusevlm.fuse.explain import NOVELTY, Explanation
@@ -80,15 +81,28 @@ class _Saved:
 
 
 @dataclass(frozen=True, eq=False)
-class Judged:
+class Judged(Displayed):
     """A row and what was decided of it; of a row with an error nothing."""
 
-    row: Sampled
-    answer: Answer | None = None
+    row: Sampled  # as it was given; with its error, if it has one
+    answer: Answer | None = None  # what was decided; None where there is an error
+
+    def _title(self) -> str:
+        return f"query {self.row.query.id}"
+
+    def _facts(self) -> dict[str, str]:
+        found = {"id": self.row.query.id}
+        if self.answer is None:
+            return {**found, "error": self.row.error}
+        return {**found, **self.answer._facts()}
 
 
-class Scorer:
-    """A fitted Fuse, and how to make what it is given of queries with samples."""
+class Scorer(Displayed):
+    """Whether to trust samples that are already there: a fitted Fuse, and what it makes of them.
+
+    >>> scorer = Scorer.fit(read_sampled("labelled.jsonl"))      # doctest: +SKIP
+    >>> scorer.judge(read_sampled("new.jsonl"), risk=0.1)        # doctest: +SKIP
+    """
 
     def __init__(
         self, fuse: Fuse, features: Features, neighbours: Neighbours | None = None
@@ -108,10 +122,16 @@ class Scorer:
         progress: Callable[[int, int], None] = lambda *_: None,
         **options: Any,
     ) -> Scorer:
-        """Fit on the rows that are whole and have labels; ``options`` are Fuse's.
+        """Fit on the rows that are whole and have labels.
 
-        towers  ``auto`` is minilm where the extra ``sentences`` is installed, else none
-        unit    column whose equal values belong together; the picture if empty
+        towers    vectors of the query: ``minilm`` of the question, a folder or hub name of picture
+                  and question, ``none``; ``auto`` is minilm where the extra ``sentences`` is
+                  installed, else none
+        meanings  what says the same: ``strings``, ``sentences``, or an inference model's name
+        prior     columns that are prior statistics
+        evidence  columns that are evidence, larger = less sure
+        unit      column whose equal values belong together; the picture if empty
+        options   of Fuse
         """
         from fusevlm.data.units import units_of
 
@@ -194,17 +214,18 @@ class Scorer:
         delta: float = 0.1,
         progress: Callable[[int, int], None] = lambda *_: None,
     ) -> list[Judged]:
-        """An answer or an abstention for each row, with its reason; or its error."""
-        found: list[Judged] = []
-        for start in range(0, len(rows), CHUNK):
-            some = rows[start : start + CHUNK]
-            told = self._judge_some([row for row in some if not row.error], risk, delta)
-            found += [told.get(row.query.id) or Judged(_unread(row)) for row in some]
-            progress(len(found), len(rows))
-        return found
+        """An answer or an abstention for each row, with its reason; or its error.
 
-    def _judge_some(self, rows: Sequence[Sampled], risk: float, delta: float) -> dict[str, Judged]:
-        kept, vectors = self._embedded(rows) if rows else ([], {})
+        The error rate among those answered is at most ``risk`` with probability 1 − ``delta``.
+        """
+        told = self._judged([row for row in rows if not row.error], risk, delta, progress)
+        return Rows(told.get(row.query.id) or Judged(_unread(row)) for row in rows)
+
+    def _judged(
+        self, rows: Sequence[Sampled], risk: float, delta: float, progress: Callable[..., None]
+    ) -> dict[str, Judged]:
+        """What was decided of the rows that can be read, by their ids."""
+        kept, vectors = self._embedded(rows, progress) if rows else ([], {})
         if not kept:
             return {}
         queries = self._table(kept, vectors)
@@ -244,6 +265,19 @@ class Scorer:
             fuse = Fuse.load(find_inner(home, FUSE, saved.fuse))
             near = find_inner(home, NEIGHBOURS, saved.neighbours) if saved.neighbours else None
             return cls(fuse, saved.features, None if near is None else Neighbours.load(near))
+
+    def _title(self) -> str:
+        return "Scorer of samples that are already there"
+
+    def _facts(self) -> dict[str, str]:
+        made = self.features
+        columns = {"prior": made.prior, "evidence": made.evidence}
+        return {
+            "vectors of the query": made.towers,
+            "meanings by": made.meanings,
+            **{f"columns, {what}": ", ".join(names) for what, names in columns.items() if names},
+            **{f"fit: {name}": text for name, text in self.fuse._facts().items()},
+        }
 
     @cached_property
     def _loaded(self) -> Any:
@@ -288,13 +322,20 @@ def sample(
 ) -> list[Sampled]:
     """Ask a model: n samples and the judged answer of each query; labels where it has references.
 
+    model        such as :func:`fusevlm.model` loads
+    n            samples of each query
+    temperature  they are drawn at
+    seed         of the sampling
+    criterion    how an answer is compared with the references
+    batch        queries handed to the model at a time
+
     A query that fails is a row with its error. For work that must survive a crash there are runs
     (``fusevlm run``), which keep every answer.
     """
     from fusevlm.data.correctness import is_wrong
     from fusevlm.models.temperatures import constant
 
-    found: list[Sampled] = []
+    found: Rows[Sampled] = Rows()
     for start in range(0, len(queries), batch):
         some = queries[start : start + batch]
         for query, one in zip(

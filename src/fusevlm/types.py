@@ -10,55 +10,37 @@ Axis names: N queries, n samples of one query, d features of a hidden state.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
-from html import escape
 from typing import Any
 
 import numpy as np
 
 from fusevlm import checks, responses
 from fusevlm.checks import BoolArray, FloatArray, IntArray, whole_text
+from fusevlm.displays import Displayed
 from fusevlm.errors import InputError
 from fusevlm.meanings import best_sample, strings
 
-
-class Displayed:
-    """Shows itself as a title and a line per fact; in a notebook as a table, all of it escaped."""
-
-    def _title(self) -> str:
-        raise NotImplementedError
-
-    def _facts(self) -> Mapping[str, str]:
-        raise NotImplementedError
-
-    def __repr__(self) -> str:
-        facts = self._facts()
-        width = max(map(len, facts), default=0)
-        lines = (f"  {name:<{width}}  {text}" for name, text in facts.items())
-        return "\n".join([self._title(), *lines])
-
-    def _repr_html_(self) -> str:
-        facts = self._facts().items()
-        rows = (f"<tr><th>{escape(k)}</th><td>{escape(v)}</td></tr>" for k, v in facts)
-        return f"<table><caption>{escape(self._title())}</caption>{''.join(rows)}</table>"
+MOST_SHOWN = 5  # different samples in a display
 
 
 @dataclass(frozen=True, eq=False)
-class Samples:
+class Samples(Displayed):
     """What a model said to one query: n samples, and the answer to be judged.
 
-    texts            n strings; none of them where nothing was sampled, and the answer is all
-    token_logprobs   n sequences of token log-probabilities at temperature 1, EOS included; or None
-    embeddings       [n, d] hidden states of the samples, in the precision they come in; or None
-    answer           the answer that will be shown and judged (greedy); or None
-    answer_logprobs  its token log-probabilities at temperature 1, EOS included; or None
-    gram             [n, n] whitened Gram matrix kept instead of the embeddings; or None
-    gram_dim         the dimension d in which it was whitened
-    answer_margins   log p(best) − log p(second best token) at temperature 1 of each step of the
-                     judged answer, EOS included; or None
-    answer_is_sample whether the answer was chosen among the samples for want of another: see below
+    texts             n strings; none of them where nothing was sampled, and the answer is all
+    token_logprobs    n sequences of token log-probabilities at temperature 1, EOS included; or None
+    embeddings        [n, d] hidden states of the samples, in the precision they come in; or None
+    answer            the answer that will be shown and judged (greedy); or None
+    answer_logprobs   its token log-probabilities at temperature 1, EOS included; or None
+    gram              [n, n] whitened Gram matrix kept instead of the embeddings; or None
+    gram_dim          the dimension d in which it was whitened
+    answer_margins    log p(best) − log p(second best token) at temperature 1 of each step of the
+                      judged answer, EOS included; or None
+    answer_is_sample  whether the answer was chosen among the samples for want of another: see below
 
     Leave out what the model does not give: scoring says which evidence it had to do without. Where
     ``token_logprobs`` come without an answer, the likeliest sample of the most frequent meaning is
@@ -69,13 +51,13 @@ class Samples:
     """
 
     texts: Sequence[str]
-    token_logprobs: Sequence[Any] | None = None
-    embeddings: Any = None
+    token_logprobs: Sequence[Any] | None = field(default=None, repr=False)
+    embeddings: Any = field(default=None, repr=False)
     answer: str | None = None
-    answer_logprobs: Any = None
-    gram: Any = None
-    gram_dim: int | None = None
-    answer_margins: Any = None
+    answer_logprobs: Any = field(default=None, repr=False)
+    gram: Any = field(default=None, repr=False)
+    gram_dim: int | None = field(default=None, repr=False)
+    answer_margins: Any = field(default=None, repr=False)
     answer_is_sample: bool = False
 
     def __post_init__(self) -> None:
@@ -208,6 +190,22 @@ class Samples:
             gram=None if self.gram is None else self.gram[:n, :n],
         )
 
+    def _title(self) -> str:
+        return f"{len(self)} samples, {self.n_distinct} of them different"
+
+    def _facts(self) -> dict[str, str]:
+        said = Counter(self.texts).most_common(MOST_SHOWN)
+        rest = self.n_distinct - len(said)
+        names = {"token_logprobs": "log-probabilities", "embeddings": "hidden states"}
+        there = [words for name, words in names.items() if self.has(name)]
+        answer = "none" if self.answer is None else self.answer
+        return {
+            "answer": answer + " (one of the samples)" * self.answer_is_sample,
+            "samples": ", ".join(f"{count} × {text or '(nothing)'}" for text, count in said)
+            + f", {rest} others" * bool(rest),
+            "with": ", ".join(there) or "texts alone",
+        }
+
 
 def _set(instance: Any, **values: Any) -> None:
     """Store validated values on a frozen dataclass while it is being made."""
@@ -256,9 +254,11 @@ def _frozen(array: Any) -> np.ndarray[Any, Any]:
 
 
 @dataclass(frozen=True, eq=False)
-class Query:
+class Query(Displayed):
     """One question about one or more images.
 
+    id          its name, unique among the queries it is used with
+    question    what is asked
     images      paths, bytes or PIL images, in the order in which the prompt shows them
     history     earlier turns as (role, text), oldest first; roles are "user" and "assistant"
     references  right answers, where they are known
@@ -295,22 +295,44 @@ class Query:
                       for k, v in self.metadata.items()},
         )  # fmt: skip
 
+    def _title(self) -> str:
+        return f"query {self.id}"
+
+    def _facts(self) -> dict[str, str]:
+        known = {"references": self.references, **{k: [v] for k, v in self.metadata.items()}}
+        return {
+            "id": self.id,
+            "question": self.question,
+            "images": str(len(self.images)),
+            **{name: ", ".join(map(str, values)) for name, values in known.items() if values},
+        }
+
 
 @dataclass(frozen=True, eq=False)
-class Generation:
+class Generation(Displayed):
     """What came of one query: its samples and how they were made, or the error that stopped it.
 
-    Per sample (n entries): token_ids without EOS, warped_logprobs (at the sampling temperature),
-    temperatures, truncated (ended by the token limit, not by EOS or a stop string).
-    ``layers`` holds the hidden state [n, d] of each sample's last response token, by layer name;
-    ``answer_layers`` [d] that of the judged answer, ``prompt_layers`` [d] that of the last prompt
-    token, before anything was said.
+    query_id          id of the query
+    samples           what was said; None where it failed
+    error             why it failed; None where it did not
+    passing           of an error: the same query may be answered another time
+    token_ids         of each sample, without EOS
+    warped_logprobs   of each sample's tokens, at the temperature it was drawn at
+    temperatures      of each sample
+    truncated         of each sample: ended by the token limit, not by EOS or a stop string
+    answer_token_ids  of the judged answer
+    layers            [n, d] hidden state of each sample's last response token, by layer name
+    answer_layers     [d] that of the judged answer
+    prompt_layers     [d] that of the last prompt token, before anything was said
+    prompt_tokens     how long the prompt was, pictures included
+    path              how the prompt's cache was used: shared_prefix or repeated_cache
+    n_near_boundary   draws that another batch layout might decide otherwise
     """
 
     query_id: str
     samples: Samples | None = None
     error: str | None = None
-    passing: bool = False  # of an error: the same query may be answered another time
+    passing: bool = False
     token_ids: Sequence[Sequence[int]] = ()
     warped_logprobs: Sequence[Sequence[float]] = ()
     temperatures: Sequence[float] = ()
@@ -320,8 +342,16 @@ class Generation:
     answer_layers: Mapping[str, Any] = field(default_factory=dict)
     prompt_layers: Mapping[str, Any] = field(default_factory=dict)
     prompt_tokens: int = 0
-    path: str = ""  # how the prompt's cache was used: shared_prefix or repeated_cache
-    n_near_boundary: int = 0  # draws that another batch layout might decide otherwise
+    path: str = ""
+    n_near_boundary: int = 0
+
+    def _title(self) -> str:
+        return f"generation of query {self.query_id}"
+
+    def _facts(self) -> dict[str, str]:
+        said = {} if self.samples is None else self.samples._facts()
+        states = {"hidden states of": ", ".join(self.layers)} if self.layers else {}
+        return {**said, **states, **({} if self.error is None else {"error": self.error})}
 
 
 @dataclass(frozen=True, eq=False)
@@ -366,21 +396,21 @@ class Semantics:
 class Queries(Displayed):
     """N queries and all that is known of them: the one table from the data stage to the figures.
 
-    ids           names, unique
-    samples       what the model said to each
-    wrong         [N] was the judged answer wrong; None without labels
-    prior         prior statistics by name, [N] each: from the input alone
-    evidence      further evidence by name, [N] each, larger = less sure; NaN: not asked of it
-    inputs        embeddings of the inputs by name, [N, D] each
-    views         how the inputs look, by name, [N, D] or texts: what novelty is judged by
-    columns       anything else by name, one entry per query: metadata, scores
-    units         [N] names; queries of one unit are resampled together (default: each its own)
-    fit           rows of the calibration queries, whose labels methods may read; None: not split
-    references    right answers of each
-    semantics     meanings, similarities, rephrasings, P(True) and complement of each
-    states        hidden states of further layers by name, [n, d] of each query
-    answer_states hidden states of the judged answers by layer, [N, d] each; scores read the first
-    sample_wrong  was each sample wrong, [n] of each query; read only at ``fit``
+    ids            names, unique
+    samples        what the model said to each
+    wrong          [N] was the judged answer wrong; None without labels
+    prior          prior statistics by name, [N] each: from the input alone
+    evidence       further evidence by name, [N] each, larger = less sure; NaN: not asked of it
+    inputs         embeddings of the inputs by name, [N, D] each
+    views          how the inputs look, by name, [N, D] or texts: what novelty is judged by
+    columns        anything else by name, one entry per query: metadata, scores
+    units          [N] names; queries of one unit are resampled together (default: each its own)
+    fit            rows of the calibration queries, whose labels methods may read; None: not split
+    references     right answers of each
+    semantics      meanings, similarities, rephrasings, P(True) and complement of each
+    states         hidden states of further layers by name, [n, d] of each query
+    answer_states  hidden states of the judged answers by layer, [N, d] each; scores read the first
+    sample_wrong   was each sample wrong, [n] of each query; read only at ``fit``
     """
 
     ids: Sequence[str]

@@ -1,11 +1,13 @@
 """How far the work is: lines in a file, one rewritten line on a terminal."""
 
 import io
+import logging
 
 import pytest
 
 from fusevlm.cli import progress
 from fusevlm.cli.progress import progress_line
+from fusevlm.cli.terminal import Once
 
 
 class Screen(io.StringIO):
@@ -47,6 +49,11 @@ def test_a_file_gets_whole_lines_every_tenth_and_no_carriage_returns(monkeypatch
     assert all(line == line.rstrip() for line in lines)
 
 
+def test_a_file_hears_little_of_what_is_done_in_no_time(monkeypatch, ticks):
+    lines = shown(monkeypatch, ticks, terminal=False, seconds=0.0001).splitlines()
+    assert [line.split()[1] for line in lines] == ["0/1000", "1000/1000"]
+
+
 def test_a_terminal_gets_one_line_that_is_rewritten(monkeypatch, ticks):
     text = shown(monkeypatch, ticks, terminal=True)
     assert text.count("\n") == 1
@@ -72,3 +79,16 @@ def test_a_note_is_added_and_nothing_to_do_is_done(monkeypatch, ticks):
     monkeypatch.setattr("sys.stderr", screen)
     progress_line("step", quiet=False)(0, 0, note="bound 1.5")
     assert screen.getvalue() == "step 0/0  0.00/s  …  bound 1.5\n"
+
+
+def test_the_command_says_a_warning_once(capsys):
+    handler = logging.StreamHandler()
+    handler.addFilter(Once())
+    log = logging.getLogger("fusevlm.of_this_test")
+    log.addHandler(handler)
+    for number in (1, 1, 2, 1):
+        log.warning("nothing is certified at risk %d", number)
+    log.removeHandler(handler)
+    assert capsys.readouterr().err.splitlines() == [
+        "nothing is certified at risk 1", "nothing is certified at risk 2",
+    ]  # fmt: skip

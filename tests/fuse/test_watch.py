@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from fusevlm import Fuse, simulate
-from fusevlm.errors import InputError
+from fusevlm.errors import InputError, library_quiet
 from fusevlm.fuse.watch import first_of_units
 
 
@@ -66,6 +66,39 @@ def test_score_warns_once_and_seldom(fuse, caplog):
     with caplog.at_level(logging.WARNING):
         fuse.score(NEW.take(range(10)))  # too few to tell
     assert "drift" not in caplog.text
+
+
+def test_a_batch_is_warned_of_once_however_often_it_is_scored(caplog):
+    fuse = Fuse().fit(CALIBRATION)
+    moved = replace(NEW, prior={"s": np.full(200, 0.3)})
+    with caplog.at_level(logging.WARNING):
+        fuse.score(moved)
+        fuse.predict_proba(moved)
+        fuse.decide(moved)
+        fuse.decide(moved, risk=0.1)
+    assert caplog.text.count("drift:") == 1
+    with caplog.at_level(logging.WARNING):
+        fuse.score(moved.take(range(100)))  # another batch
+    assert caplog.text.count("drift:") == 2
+    caplog.clear()
+    with caplog.at_level(logging.WARNING):
+        for _ in range(3):
+            fuse.score(CALIBRATION)
+    assert caplog.text.count("were in the fit") == 1
+    caplog.clear()
+    with caplog.at_level(logging.WARNING):
+        fuse.fit(CALIBRATION).score(moved)  # a new fit knows nothing of it
+    assert caplog.text.count("drift:") == 1
+
+
+def test_a_batch_scored_in_silence_is_warned_of_later(caplog):
+    fuse = Fuse().fit(CALIBRATION)
+    moved = replace(NEW, prior={"s": np.full(200, 0.3)})
+    with library_quiet():
+        fuse.score(moved)
+    with caplog.at_level(logging.WARNING):
+        fuse.score(moved)
+    assert caplog.text.count("drift:") == 1
 
 
 def test_the_warning_keeps_its_rate(fuse, caplog):

@@ -43,6 +43,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "threshold": ("choose when to answer, at a risk you state", "tables"),
     "labels": ("how many labels until a risk can be certified", "tables"),
     "moments": ("Wishart log-det moments a0(d, n) and v(d, n)", "tables"),
+    "completion": ("a script with which your shell completes all of this", "completion"),
 }
 
 EPILOG = """\
@@ -73,8 +74,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     if name is not None and name not in COMMANDS:
         tell(f"fusevlm: no command is called {name!r}.{hint(name, COMMANDS)}", error=True)
         return EXIT_USAGE
-    verb = None if name is None else _verb(name)
-    args = _parser(name, verb).parse_args(words)
+    verb = None if name is None else verb_of(name)
+    parser = _parser(name, verb)
+    args, unknown = parser.parse_known_args(words)
+    if unknown:
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}.{_nearest(unknown, name)}")
     if verb is None:
         _parser(None, None).print_help()
         return EXIT_USAGE
@@ -134,7 +138,19 @@ def without_redo(words: Sequence[str]) -> list[str]:
     return kept
 
 
-def _verb(name: str) -> Verb:
+def _nearest(unknown: Sequence[str], name: str | None) -> str:
+    """What the first mistyped option may have meant, as a question; else nothing."""
+    flag = next((word.partition("=")[0] for word in unknown if word.startswith("--")), None)
+    if flag is None or name is None:
+        return ""
+    from fusevlm.cli.completion import options_of
+
+    found = hint(flag, options_of(name))
+    return found if "Did you mean" in found else f" See fusevlm {name} --help."
+
+
+def verb_of(name: str) -> Verb:
+    """What the module of a verb provides for it."""
     found: Verb = import_module(f"fusevlm.cli.{COMMANDS[name][1]}").VERBS[name]
     return found
 

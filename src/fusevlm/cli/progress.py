@@ -8,6 +8,7 @@ from typing import Protocol
 
 INTERVAL = 0.2  # seconds between two looks on a terminal
 SHARE = 0.1  # of the work between two lines in a file
+PAUSE = 0.5  # seconds between two of them, at least
 
 
 class Show(Protocol):
@@ -17,7 +18,10 @@ class Show(Protocol):
 
 
 def progress_line(what: str, *, quiet: bool) -> Show:
-    """A line on a terminal that is rewritten; in a file a line every tenth; nothing if quiet."""
+    """A line on a terminal that is rewritten; nothing if quiet.
+
+    In a file a line every tenth, and none for what is done in no time.
+    """
     if quiet:
         return lambda done, total, note="": None
     begun: list[tuple[int, float]] = []
@@ -28,7 +32,8 @@ def progress_line(what: str, *, quiet: bool) -> Show:
         if not begun:
             begun.append((done, now))  # what an earlier run did says nothing of this one's speed
         share = done / total if total else 1.0
-        wait = now - last[1] < INTERVAL if terminal else share - last[0] < SHARE
+        soon = now - last[1] < (INTERVAL if terminal else PAUSE)
+        wait = soon if terminal else soon or share - last[0] < SHARE
         if done < total and wait:
             return
         last[:] = share, now

@@ -54,9 +54,25 @@ class Plain(logging.Formatter):
         return printable(super().format(record))
 
 
+class Once(logging.Filter):
+    """Lets a line through once, however many methods or batches it is true of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.said: set[str] = set()
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether it was not said before."""
+        text = record.getMessage()
+        new = text not in self.said
+        self.said.add(text)
+        return new
+
+
 def prepare(level: int) -> None:
     """Set up the log, and write out what the terminal's encoding lacks instead of failing."""
     handler = logging.StreamHandler()
+    handler.addFilter(Once())
     handler.setFormatter(Plain("%(levelname)s: %(message)s"))
     logging.basicConfig(level=level, handlers=[handler])
     for stream in (sys.stdout, sys.stderr):

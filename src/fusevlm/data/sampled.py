@@ -28,6 +28,7 @@ from fusevlm import checks
 from fusevlm.data import logs
 from fusevlm.data.correctness import is_wrong
 from fusevlm.data.tables import listed, query_of
+from fusevlm.displays import Displayed, Rows
 from fusevlm.errors import FuseError, InputError
 from fusevlm.meanings import best_sample
 from fusevlm.store import read_table
@@ -41,8 +42,15 @@ FORMS: dict[str, Reader] = {"inspect": logs.read_inspect, "lmms-eval": logs.read
 
 
 @dataclass(frozen=True, eq=False)
-class Sampled:
-    """A query, what was said to it, whether that was wrong where it is known; or an error."""
+class Sampled(Displayed):
+    """A query with what was said to it, and whether that was wrong; or an error.
+
+    query    what was asked
+    samples  what was said; None where the row could not be read
+    wrong    whether the judged answer was wrong; None: not known
+    error    why the row could not be read; empty where it could
+    columns  all other columns of the row, by name
+    """
 
     query: Query
     samples: Samples | None = None
@@ -62,6 +70,16 @@ class Sampled:
                 f"query {self.query.id!r}: {name} is {value!r}; expected a number."
             ) from error
 
+    def _title(self) -> str:
+        return f"query {self.query.id} with samples"
+
+    def _facts(self) -> dict[str, str]:
+        found = {"id": self.query.id, "question": self.query.question}
+        if self.samples is None:
+            return {**found, "error": self.error}
+        label = "not known" if self.wrong is None else "yes" if self.wrong else "no"
+        return {**found, **self.samples._facts(), "wrong": label}
+
 
 def read_sampled(
     path: str | os.PathLike[str],
@@ -72,7 +90,18 @@ def read_sampled(
     outside: bool = False,
     limit: int | None = None,
 ) -> list[Sampled]:
-    """All rows of a table, or of the log of another tool (``form``, one of FORMS)."""
+    """Queries with the samples somebody already has, of a table or of the log of another tool.
+
+    path       CSV, JSON lines or Parquet with a column ``samples``; all columns are described in
+               :mod:`fusevlm.data.sampled`
+    images     folder of the pictures, if not that of the table
+    form       ``table``, or the tool whose log it is: ``inspect`` or ``lmms-eval``
+    criterion  how an answer is compared with the row's ``references``, where it has no ``wrong``
+    outside    whether pictures may lie outside that folder
+    limit      so many rows at most
+
+    A row that cannot be read has an ``error``, and is left out of a fit.
+    """
     source = Path(path)
     if form == TABLE:
         table = read_table(source)
@@ -87,7 +116,7 @@ def read_sampled(
         rows = FORMS[checks.known(form, FORMS, "--from")](source)
     rows = rows if limit is None else rows[: checks.count(limit, "limit")]
     root = Path(images) if images is not None else source.parent
-    found = [_row(row, i, root, criterion, outside) for i, row in enumerate(rows)]
+    found = Rows(_row(row, i, root, criterion, outside) for i, row in enumerate(rows))
     seen: set[str] = set()
     for one in found:
         if one.query.id in seen:

@@ -10,6 +10,7 @@ from typing import Any
 
 from fusevlm import checks
 from fusevlm.data.images import located
+from fusevlm.displays import Rows
 from fusevlm.errors import InputError
 from fusevlm.store import read_table
 from fusevlm.types import Query
@@ -39,7 +40,7 @@ def read_queries(
     if limit is not None:
         size = min(size, checks.count(limit, "limit"))
     rows = ({name: values[i] for name, values in table.items()} for i in range(size))
-    found = [_query(row, i, root, path, outside) for i, row in enumerate(rows)]
+    found = Rows(_query(row, i, root, path, outside) for i, row in enumerate(rows))
     seen: set[str] = set()
     for query in found:
         if query.id in seen:

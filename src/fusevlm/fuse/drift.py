@@ -17,8 +17,8 @@ import numpy as np
 
 from fusevlm import checks
 from fusevlm.checks import BoolArray, FloatArray
+from fusevlm.displays import Displayed
 from fusevlm.errors import InputError
-from fusevlm.types import Displayed
 
 LEAST_REFERENCE, LEAST_NEW = 20, 5
 BLOCK = 4_000_000  # entries of the permutations that are held at once
@@ -103,10 +103,14 @@ class Reference:
 class Moved:
     """One part that is not as it was: a column, a pair of columns, or how often one is known.
 
+    name       of the part
     direction  ``higher`` or ``lower`` (the median, the rank correlation of a pair, the share of
                queries of which a column is known), ``wider`` or ``narrower`` (the interquartile
                range), ``otherwise`` (the shape; the medians are told)
     p_value    adjusted: the chance to name any part wrongly is at most the level
+    measure    what ``before`` and ``now`` are of
+    before     among the calibration queries
+    now        among the new ones
     """
 
     name: str
@@ -125,7 +129,15 @@ class Moved:
 
 @dataclass(frozen=True, repr=False)
 class Drift(Displayed):
-    """What :func:`check` found."""
+    """Whether new queries are like those of the calibration, and what moved.
+
+    p_value      of the whole: how often queries like those of the calibration look so different
+    drifted      whether it is at most the level
+    level        the chance to find drift where there is none
+    moved        the parts that moved, the most certain first
+    n_reference  calibration queries compared with
+    n_new        queries compared
+    """
 
     p_value: float
     drifted: bool

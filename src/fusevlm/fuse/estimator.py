@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import logging
 import os
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from hashlib import blake2b
 from typing import Any
 
 import numpy as np
 
 from fusevlm import store
 from fusevlm.checks import FloatArray, IntArray
+from fusevlm.displays import Displayed
 from fusevlm.errors import ArtefactError, InputError, NotFittedError
 from fusevlm.fuse import arguments, competence, kept, novelty, probability, scalar, vector
 from fusevlm.fuse.drift import Drift, Reference
@@ -32,12 +35,13 @@ from fusevlm.fuse.watch import (
     warn_of_drift,
 )
 from fusevlm.maths import gaussians, whitening
-from fusevlm.types import Displayed, Queries, Samples
+from fusevlm.types import Queries, Samples
 
 logger = logging.getLogger(__name__)
 
 SCHEMA_VERSION = 5
 MANIFEST = "fuse.json"
+LOOKED_AT = 64  # batches that are remembered, to warn of each once
 
 
 @dataclass(frozen=True)
@@ -114,7 +118,7 @@ class Fuse(Displayed):
     >>> fuse.decide(new_samples, s=new_s, risk=0.2).answer       # doctest: +SKIP
 
     ``preset`` is ``practical`` (default) or ``paper``; any option of
-    :class:`fusevlm.fuse.presets.Options` can be set on top of it.
+    :class:`fusevlm.fuse.presets.Options` can be set on top of it, such as ``cap=1.0``.
 
     What is known of the queries, in every method:
 
@@ -137,9 +141,10 @@ class Fuse(Displayed):
         self._model: Model | None = None
         self._threshold_data: Kept | None = None
         self._reference: Reference | None = None  # of drift
+        self._looked_at: deque[bytes] = deque(maxlen=LOOKED_AT)
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:
-        """The preset and the options that were set on top of it, as scikit-learn's ``clone``."""
+        """The preset and the options that were set on top of it; for scikit-learn's ``clone``."""
         return {"preset": self.preset, **self._given}
 
     def set_params(self, **params: Any) -> Fuse:
@@ -150,7 +155,7 @@ class Fuse(Displayed):
 
     @property
     def model(self) -> Model:
-        """The fitted constants."""
+        """The fitted constants; an error before the fit."""
         if self._model is None:
             raise NotFittedError(
                 "this Fuse is not fitted yet; call fit(samples, wrong, s=s) first."
@@ -203,6 +208,7 @@ class Fuse(Displayed):
             )
         self._model, self._threshold_data = model, data
         self._reference = reference_of(columns_of(model, rest, scores), rest, scores)
+        self._looked_at.clear()
         return self
 
     def _without_labels(self, queries: Queries, tune: IntArray) -> Model | None:
@@ -287,15 +293,17 @@ class Fuse(Displayed):
         views: Mapping[str, Any] | None = None,
         extra: Mapping[str, Any] | None = None,
     ) -> Scores:
-        """Prior, evidence, posterior and u* of each query."""
+        """Prior, evidence, posterior and u* of each query.
+
+        A batch that is unlike the calibration's queries, or was among them, is warned of; once,
+        however often it is scored.
+        """
         names = self.model.statistics.names
         queries = arguments.queries_of(
             samples, s=s, inputs=inputs, views=views, extra=extra, statistics=names
         )
-        self._warn_of_seen(queries)
         scores = score_model(self.model, queries, self.options)
-        if self._reference is not None:
-            warn_of_drift(self._reference, self.model, queries, scores)
+        self._warn_once(queries, scores)
         return scores
 
     def predict_proba(
@@ -331,6 +339,11 @@ class Fuse(Displayed):
         the preset's rule (``practical``: Learn-then-Test) the error rate among answered queries is
         at most ``risk`` with probability 1 − ``delta`` over the calibration set. Also takes what
         :meth:`score` returned.
+
+        risk    wanted error rate among the answered queries
+        delta   the chance that it does not hold
+        rule    another rule of :mod:`fusevlm.thresholds` than the preset's, by its name
+        groups  a threshold for each group, all at once at 1 − delta (:meth:`group_thresholds`)
         """
         wanted: dict[str, Any] = {"risk": risk, "delta": delta, "rule": rule}
         theta = self.threshold(**wanted) if groups is None else self.group_thresholds(**wanted)
@@ -352,7 +365,9 @@ class Fuse(Displayed):
     ) -> list[Explanation]:
         """Why each query is unsure: bars on one scale, and the reason in words.
 
-        See :mod:`fusevlm.fuse.explain`. ``risk`` and ``delta`` are those of the decision.
+        What each source adds to the posterior mean is ranked among the calibration queries; the
+        reason is the first of novelty, input, competence and answers that stands out. ``risk`` and
+        ``delta`` are those of the decision.
         """
         given: dict[str, Any] = {"s": s, "inputs": inputs, "views": views, "extra": extra}
         scores = self.score(samples, **given)
@@ -362,7 +377,7 @@ class Fuse(Displayed):
     def explain_scores(
         self, scores: Scores, samples: Sequence[Samples], reasons: Sequence[str]
     ) -> list[Explanation]:
-        """The same of what was scored and decided before."""
+        """The same of queries that were scored and decided before, with the decisions' reasons."""
         return explain(self._scored(scores), self.model.references, samples, reasons)
 
     def threshold(
@@ -535,6 +550,16 @@ class Fuse(Displayed):
             return p_wrong(self.model if tilted else replace(self.model, tilt=None), scores)
         except NotFittedError:
             return np.full(len(scores), np.nan)
+
+    def _warn_once(self, queries: Queries, scores: Scores) -> None:
+        """Warn of a batch that was in the fit or is unlike it, unless it was looked at before."""
+        batch = blake2b(scores.u.tobytes(), digest_size=16).digest()
+        if not logger.isEnabledFor(logging.WARNING) or batch in self._looked_at:
+            return
+        self._looked_at.append(batch)
+        self._warn_of_seen(queries)
+        if self._reference is not None:
+            warn_of_drift(self._reference, self.model, queries, scores)
 
     def _warn_of_seen(self, queries: Queries) -> None:
         data = self._threshold_data

@@ -27,6 +27,7 @@ from typing import Annotated, Any
 import numpy as np
 
 from fusevlm.checks import BoolArray, FloatArray, Shape
+from fusevlm.displays import Displayed, Rows
 from fusevlm.fuse.results import NOTHING_CERTIFIED, UNLIKE, Scores
 from fusevlm.meanings import by_string
 from fusevlm.types import Samples
@@ -111,7 +112,7 @@ class References:
 
 
 @dataclass(frozen=True)
-class Explanation:
+class Explanation(Displayed):
     """Why a query is unsure, or why it is not.
 
     bars      by name, from 0 to 1: the share of calibration queries with less of it
@@ -129,6 +130,13 @@ class Explanation:
     sentence: str
     errors: float | None = None
 
+    def _title(self) -> str:
+        return self.sentence
+
+    def _facts(self) -> dict[str, str]:
+        found = {"why": self.sentence, "reason": " ".join([self.reason, self.side]).strip()}
+        return {**found, **{name: f"{value:.0%}" for name, value in self.bars.items()}}
+
 
 def explain(
     scores: Scores,
@@ -138,7 +146,7 @@ def explain(
 ) -> list[Explanation]:
     """One explanation per query; ``reasons`` are those of the decisions, empty where answered."""
     bars = bars_of(scores, references)
-    found = []
+    found: Rows[Explanation] = Rows()
     for i, said in enumerate(samples):
         added = {name: float(values[i]) for name, values in scores.sources.items()}
         own = {name: float(values[i]) for name, values in bars.items() if not np.isnan(values[i])}

@@ -27,11 +27,11 @@ import numpy as np
 
 from fusevlm import checks
 from fusevlm.checks import BoolArray, FloatArray, IntArray
+from fusevlm.displays import Displayed
 from fusevlm.errors import InputError
 from fusevlm.fuse.thresholds import least_answers
 from fusevlm.maths import bounds
 from fusevlm.metrics import auroc as auroc_of
-from fusevlm.types import Displayed
 
 MAX_LABELS = 20_000  # nobody labels more for a threshold; beyond it the answer is None
 REPETITIONS = 400  # simulated label sets: a standard error of .015 at a power of .9
@@ -111,7 +111,18 @@ class Binormal:
 class LabelPlan(Displayed):
     """What so many labels bring; None where more than ``MAX_LABELS`` would be needed, or forever.
 
-    All numbers count labels in all, those for tuning included.
+    All numbers count labels in all, those for tuning included. What was given stands beside what
+    was found: ``risk``, ``delta``, ``coverage``, ``error_rate``, ``auroc``, ``power``, ``share``.
+
+    error_at_coverage  error rate among the wanted coverage of surest queries
+    largest_coverage   no more than this could be certified, however many the labels
+    least              exact: below it nothing is certified, even with every answer right
+    first              simulated: from here on something is certified, at whatever coverage
+    single             exact: one test at the wanted coverage would succeed
+    needed             simulated: the certified threshold answers the wanted coverage, or more
+    first_share        share of simulated label sets of that size after which it was so
+    needed_share       the same of ``needed``
+    repetitions        simulated label sets
     """
 
     risk: float
@@ -121,13 +132,13 @@ class LabelPlan(Displayed):
     auroc: float
     power: float
     share: float
-    error_at_coverage: float  # error rate among the wanted coverage of surest queries
-    largest_coverage: float  # no more than this could be certified, however many the labels
+    error_at_coverage: float
+    largest_coverage: float
     least: int
     first: int | None
     single: int | None
     needed: int | None
-    first_share: float | None  # simulated label sets of that size after which it was so
+    first_share: float | None
     needed_share: float | None
     repetitions: int
 

@@ -16,8 +16,8 @@ import numpy as np
 
 from fusevlm import checks
 from fusevlm.checks import FloatArray
+from fusevlm.displays import Displayed
 from fusevlm.fuse.drift import Reference, enough
-from fusevlm.types import Displayed
 
 KNOWN = "known values"  # the part that counts what was asked of a query
 DIRECTIONS = ("higher", "lower", "wider", "narrower")
@@ -35,6 +35,7 @@ class MonitorState(Displayed):
     since      the query at which it did
     worst      the part with the most capital: a column, or a pair of them
     direction  what its capital was won with
+    level      at most this share of all streams without drift ever gives an alarm
     """
 
     n: int

@@ -9,10 +9,10 @@ import numpy as np
 
 from fusevlm import checks
 from fusevlm.checks import FloatArray
+from fusevlm.displays import Displayed
 from fusevlm.errors import InputError
 from fusevlm.maths import bounds
 from fusevlm.maths.logistic import sigmoid
-from fusevlm.types import Displayed
 
 LEVEL_SCALE, SLOPE_SCALE = 1.0, 0.5  # of the prior of a tilt
 LEAST_SLOPE = 0.01
@@ -95,6 +95,8 @@ class Standing(Displayed):
     lower     the risk is at least this, with probability 1 − delta
     upper     and at most this, with probability 1 − delta
     further   where open: labels that could confirm it if all of them are right; elsewhere None
+    risk      that was promised
+    delta     the chance that a verdict is wrong
     """
 
     verdict: str
@@ -138,10 +140,10 @@ class Standing(Displayed):
 class Recalibration(Displayed):
     """What labels of new data changed: P(wrong) on average, and how the promised risk stands."""
 
-    standing: Standing
-    tilt: Tilt
+    standing: Standing  # of the promised risk
+    tilt: Tilt  # of P(wrong), from now on
     before: float  # mean P(wrong) of the labelled queries
-    after: float
+    after: float  # the same, tilted
 
     def _title(self) -> str:
         return f"risk {self.standing.risk:g}: {self.standing.verdict}"

@@ -11,9 +11,9 @@ import numpy as np
 
 from fusevlm import checks
 from fusevlm.checks import BoolArray, FloatArray, IntArray
+from fusevlm.displays import Displayed
 from fusevlm.fuse.presets import Options
 from fusevlm.fuse.thresholds import GroupThresholds, Threshold
-from fusevlm.types import Displayed
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -47,6 +47,24 @@ class _Columns(Displayed):
 class Scores(_Columns):
     """Per-query results; every array has one entry per query.
 
+    m0, sigma0            the prior of u, N(m0, sigma0²), from the input alone
+    evidence              one number for all evidence, N(intercept + slope·u, tau2) given u
+    intercept, slope      how the evidence depends on u
+    tau2                  its variance
+    m_post, sigma_post    the posterior of u: prior and evidence together
+    u                     the score u* = m_post + z·sigma_post; higher is less sure
+    prior_weight          the prior's share of the posterior's precision
+    n_samples             sampled answers
+    n_distinct            different ones among them
+    novelty               p-value of being like the calibration queries; NaN: not judged
+    strangest             the side of the input that comes from
+    jitter                absolute, added before the weights; NaN where no log-det was taken
+    parts                 raw evidence by name
+    shares                of each, its share of the precision
+    sources               what each source adds to m_post (:mod:`fusevlm.fuse.explain`)
+    sides                 how strange the picture is, and the question
+    fit                   which fit made them; another fit's are refused
+
     m_post and sigma_post follow from the other columns by one update (:mod:`fusevlm.maths.fusion`):
     the evidence is N(intercept + slope·u, tau2) and the prior N(m0, sigma0²). For the ``paper``
     preset evidence is Ṽ and slope is n; for ``practical`` it is the reduced vector, slope 1.
@@ -64,17 +82,17 @@ class Scores(_Columns):
     prior_weight: FloatArray
     n_samples: IntArray
     n_distinct: IntArray
-    novelty: FloatArray  # p-value of being like the calibration queries; NaN: not judged
-    strangest: tuple[str, ...]  # the side of the input it comes from
-    jitter: FloatArray  # absolute, added before the weights; NaN where no log-det was taken
-    parts: Mapping[str, FloatArray] = field(default_factory=dict)  # raw evidence by name
-    shares: Mapping[str, FloatArray] = field(default_factory=dict)  # its share of the precision
-    sources: Mapping[str, FloatArray] = field(default_factory=dict)  # what each adds to m_post
-    sides: Mapping[str, FloatArray] = field(default_factory=dict)  # how strange: picture, question
-    fit: str = ""  # which fit made them; another fit's are refused
+    novelty: FloatArray
+    strangest: tuple[str, ...]
+    jitter: FloatArray
+    parts: Mapping[str, FloatArray] = field(default_factory=dict)
+    shares: Mapping[str, FloatArray] = field(default_factory=dict)
+    sources: Mapping[str, FloatArray] = field(default_factory=dict)
+    sides: Mapping[str, FloatArray] = field(default_factory=dict)
+    fit: str = ""
 
     def take(self, rows: Sequence[int]) -> Scores:
-        """Those of some queries."""
+        """The scores of some queries, by their row numbers."""
         index = list(rows)
         changes: dict[str, Any] = {}
         for one in fields(self):
@@ -88,8 +106,10 @@ class Scores(_Columns):
         return replace(self, **changes)
 
     def columns(self) -> dict[str, np.ndarray[Any, Any]]:
-        """All columns by name; of evidence ``evidence_NAME`` and ``share_NAME``, of sources
-        ``added_NAME``, of sides ``side_NAME``.
+        """All columns by name, one entry per query each.
+
+        Of evidence ``evidence_NAME`` and ``share_NAME``, of sources ``added_NAME``, of sides
+        ``side_NAME``.
         """
         flat = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "fit"}
         flat["strangest"] = np.array(self.strangest, dtype=str)
@@ -123,19 +143,26 @@ NOTHING_CERTIFIED, UNLIKE = "nothing certified", "unlike the calibration"
 class Decisions(_Columns):
     """Answer or abstain, per query, why, and the rule that decided.
 
-    ``reason`` is empty where the answer is given, else ``too uncertain`` (u* > θ), ``too likely
-    wrong`` (P(wrong) above the cap), ``unlike the calibration (image)`` (or question; novel) or
-    ``nothing certified`` (no θ keeps the wanted risk).
+    answer     True: answer; False: abstain
+    u          the score u*
+    p_wrong    P(wrong) of each answer; NaN: the fit had no labels for it
+    reason     why it is not answered; empty where it is
+    threshold  the rule: a :class:`Threshold`, or :class:`GroupThresholds`
+
+    The reasons are ``too uncertain`` (u* > θ), ``too likely wrong`` (P(wrong) above the cap),
+    ``unlike the calibration (image)``, or question (novel), and ``nothing certified`` (no θ keeps
+    the wanted risk).
     """
 
-    answer: BoolArray  # True: answer; False: abstain
+    answer: BoolArray
     u: FloatArray
-    p_wrong: FloatArray  # NaN: the fit had no labels for it
+    p_wrong: FloatArray
     reason: tuple[str, ...]
     threshold: Threshold | GroupThresholds
 
     @property
     def abstain(self) -> BoolArray:
+        """Where the answer is not given."""
         return ~self.answer
 
     @property

@@ -28,24 +28,25 @@ import numpy as np
 
 from fusevlm import checks
 from fusevlm.checks import BoolArray, FloatArray, IntArray, Shape
+from fusevlm.displays import Displayed
 from fusevlm.errors import InputError
 from fusevlm.maths import bounds
 
 START_COVERAGE = 0.2  # where a fixed sequence over observed scores begins, chosen by simulation
 
 
-@dataclass(frozen=True)
-class Threshold:
+@dataclass(frozen=True, repr=False)
+class Threshold(Displayed):
     """Answer iff u ≤ ``threshold``; ``-inf`` means always abstain."""
 
-    threshold: float
-    rule: str
+    threshold: float  # θ
+    rule: str  # that chose it
     coverage: float  # share of calibration queries answered
     empirical_risk: float | None  # share of those that were wrong; None when none was answered
     guaranteed_risk: float | None  # R(θ) is at most this with probability 1 − delta
     risk: float | None  # the wanted risk
-    delta: float | None
-    n_calibration: int
+    delta: float | None  # the chance that the guaranteed risk does not hold
+    n_calibration: int  # labelled queries it was chosen on
 
     @property
     def feasible(self) -> bool:
@@ -77,6 +78,15 @@ class Threshold:
             **wanted,
             "guaranteed risk": promise,
         }
+
+    def _title(self) -> str:
+        return f"answers {self.coverage:.1%} of the calibration queries"
+
+    def _facts(self) -> dict[str, str]:
+        found = self.facts()
+        if self.empirical_risk is not None:
+            found["wrong among them"] = f"{self.empirical_risk:.3g}"
+        return found
 
 
 @dataclass(frozen=True)
@@ -282,18 +292,18 @@ def among(
     return replace(found, coverage=found.coverage * share, n_calibration=len(allowed))
 
 
-@dataclass(frozen=True)
-class RiskTable:
+@dataclass(frozen=True, repr=False)
+class RiskTable(Displayed):
     """Coverage and risk at a few thresholds; the guaranteed risks hold together, at 1 − delta.
 
     ``guaranteed_risk`` is None where weights and thresholds saw the same labels.
     """
 
-    threshold: FloatArray
-    coverage: FloatArray
-    empirical_risk: FloatArray
-    guaranteed_risk: FloatArray | None
-    delta: float
+    threshold: FloatArray  # θ of each row
+    coverage: FloatArray  # share of calibration queries answered
+    empirical_risk: FloatArray  # share of those that were wrong
+    guaranteed_risk: FloatArray | None  # upper limits of the risk, which hold all at once
+    delta: float  # the chance that they do not
 
     def rows(self) -> list[dict[str, float | None]]:
         """One dict per threshold, for printing or writing."""
@@ -303,6 +313,19 @@ class RiskTable:
             {name: None if v is None else float(v[i]) for name, v in columns.items()}
             for i in range(len(self.threshold))
         ]
+
+    def _title(self) -> str:
+        return f"what each threshold would cost; with probability {1 - self.delta:g} all at once"
+
+    def _facts(self) -> dict[str, str]:
+        return {f"u ≤ {row['threshold']:.6g}": _cost(row) for row in self.rows()}
+
+
+def _cost(row: Mapping[str, float | None]) -> str:
+    """A row of a risk table in words."""
+    promised = row["guaranteed_risk"]
+    sure = "no guarantee" if promised is None else f"at most {promised:.3f} guaranteed"
+    return f"{row['coverage']:.0%} answered, {row['empirical_risk']:.3f} of them wrong, {sure}"
 
 
 def risk_table(
@@ -342,11 +365,11 @@ def risk_table(
     return RiskTable(theta, m / total, errors / m, upper, delta)
 
 
-@dataclass(frozen=True)
-class GroupThresholds:
+@dataclass(frozen=True, repr=False)
+class GroupThresholds(Displayed):
     """One threshold per group; all their guarantees hold together with probability 1 − delta."""
 
-    by_group: Mapping[Hashable, Threshold]
+    by_group: Mapping[Hashable, Threshold]  # the threshold of each group, by its name
 
     def without_guarantee(self) -> GroupThresholds:
         """The same θ where the rule's assumptions do not hold."""
@@ -360,6 +383,12 @@ class GroupThresholds:
             for kind, text in theta.facts().items()
             if kind in ("threshold", "guaranteed risk")
         }
+
+    def _title(self) -> str:
+        return f"thresholds of {len(self.by_group)} groups"
+
+    def _facts(self) -> dict[str, str]:
+        return self.facts()
 
     def answers(self, u: Any, groups: Sequence[Hashable]) -> BoolArray:
         """Which scores are answered, each by its own group's threshold."""

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from fusevlm.checks import FloatArray
+from fusevlm.displays import Displayed
 from fusevlm.fuse.drift import LEAST_REFERENCE, Drift, Reference, check
 from fusevlm.fuse.model import Model
 from fusevlm.fuse.monitor import Monitor, MonitorState
@@ -81,7 +82,7 @@ def warn_of_drift(reference: Reference, model: Model, queries: Queries, scores: 
         )
 
 
-class StreamMonitor:
+class StreamMonitor(Displayed):
     """Watches a stream of queries for drift; may be looked at after every one of them.
 
     >>> monitor = fuse.monitor()                                 # doctest: +SKIP
@@ -103,3 +104,9 @@ class StreamMonitor:
     def reset(self) -> None:
         """Forget the stream, and the alarm."""
         self._monitor.reset()
+
+    def _title(self) -> str:
+        return self.state._title()
+
+    def _facts(self) -> dict[str, str]:
+        return self.state._facts()

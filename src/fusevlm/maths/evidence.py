@@ -13,6 +13,7 @@ import numpy as np
 
 from fusevlm import checks
 from fusevlm.checks import FloatArray
+from fusevlm.displays import Displayed
 from fusevlm.errors import InputError
 from fusevlm.maths.wishart import scatter_moments
 
@@ -23,17 +24,27 @@ Intercept = Literal["a0", "taylor", "exact"]
 
 
 @dataclass(frozen=True)
-class Evidence:
+class Evidence(Displayed):
     """Ṽ of one query with what was done to obtain it. ``float(evidence)`` is Ṽ."""
 
     value: float  # Ṽ = logdet of the jittered, weighted scatter
     slope: int  # dṼ/du: n, or d when n > d
-    n: int
-    d: int
+    n: int  # samples
+    d: int  # features of each
     jitter: float  # absolute amount added to the diagonal before weighting
 
     def __float__(self) -> float:
         return self.value
+
+    def _title(self) -> str:
+        return f"Ṽ = {self.value:.6g}"
+
+    def _facts(self) -> dict[str, str]:
+        return {
+            "samples, features": f"{self.n}, {self.d}",
+            "slope": str(self.slope),
+            "jitter": f"{self.jitter:.3g}",
+        }
 
 
 def semantic_evidence(

@@ -16,6 +16,7 @@ from numpy.typing import ArrayLike
 
 from fusevlm import checks
 from fusevlm.checks import BoolArray, FloatArray, IntArray
+from fusevlm.displays import Displayed
 from fusevlm.errors import InputError, UndefinedMetricError
 from fusevlm.metrics import calibration as cal
 from fusevlm.metrics import discrimination as dis
@@ -48,30 +49,56 @@ MAX_COUNTS = 2_000_000
 
 
 @dataclass(frozen=True, slots=True)
-class Interval:
+class Interval(Displayed):
     """A metric with its percentile interval, from the resamples on which it is defined."""
 
-    estimate: float
-    low: float
-    high: float
-    level: float
-    n_boot: int
-    n_undefined: int
+    estimate: float  # on the data itself
+    low: float  # end of the interval
+    high: float  # end of the interval
+    level: float  # of the interval, such as 0.95
+    n_boot: int  # resamples
+    n_undefined: int  # resamples on which the metric has no value
+
+    def _title(self) -> str:
+        return f"{self.estimate:.3f} [{self.low:.3f}, {self.high:.3f}]"
+
+    def _facts(self) -> dict[str, str]:
+        return {
+            "estimate": f"{self.estimate:.3f}",
+            f"{self.level:.0%} interval": f"{self.low:.3f} to {self.high:.3f}",
+            "resamples": _resamples_used(self.n_boot, self.n_undefined),
+        }
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class Difference(Displayed):
     """Metric of score a minus metric of score b, with its percentile interval and p-value."""
 
-    estimate_a: float
-    estimate_b: float
-    difference: float
-    low: float
-    high: float
-    p_value: float
-    level: float
-    n_boot: int
-    n_undefined: int
+    estimate_a: float  # metric of score a
+    estimate_b: float  # metric of score b
+    difference: float  # a minus b
+    low: float  # end of the interval of the difference
+    high: float  # end of the interval of the difference
+    p_value: float  # two-sided, of no difference
+    level: float  # of the interval, such as 0.95
+    n_boot: int  # resamples
+    n_undefined: int  # resamples on which the metric has no value
+
+    def _title(self) -> str:
+        return f"{self.difference:+.3f} [{self.low:+.3f}, {self.high:+.3f}]"
+
+    def _facts(self) -> dict[str, str]:
+        return {
+            "a, b": f"{self.estimate_a:.3f}, {self.estimate_b:.3f}",
+            "a − b": f"{self.difference:+.3f}",
+            f"{self.level:.0%} interval": f"{self.low:+.3f} to {self.high:+.3f}",
+            "p-value of no difference": f"{self.p_value:.3g}",
+            "resamples": _resamples_used(self.n_boot, self.n_undefined),
+        }
+
+
+def _resamples_used(n_boot: int, n_undefined: int) -> str:
+    return f"{n_boot:,}" + f", undefined on {n_undefined:,} of them" * bool(n_undefined)
 
 
 def bootstrap(

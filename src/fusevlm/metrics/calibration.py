@@ -15,21 +15,38 @@ from numpy.typing import ArrayLike
 
 from fusevlm import checks
 from fusevlm.checks import BoolArray, FloatArray, IntArray
+from fusevlm.displays import Displayed, html_curve
 from fusevlm.metrics._inputs import every_row_once, on_data, predicted, scored
 from fusevlm.metrics._tally import group, sum_by_group, tally, total
 
 TWO_BINS = "two non-empty bins of u (so two distinct values) with different error rates"
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class ReliabilityCurve:
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class ReliabilityCurve(Displayed):
     """Non-empty bins ``low`` <= p < ``high`` (the last includes 1), all arrays of one length."""
 
-    low: FloatArray
-    high: FloatArray
-    mean_p: FloatArray
-    error_rate: FloatArray
-    count: IntArray
+    low: FloatArray  # where each bin begins
+    high: FloatArray  # where it ends
+    mean_p: FloatArray  # mean predicted P(wrong) in it
+    error_rate: FloatArray  # share of wrong answers in it
+    count: IntArray  # answers in it
+
+    def _title(self) -> str:
+        return "observed error rate against P(wrong)"
+
+    def _facts(self) -> dict[str, str]:
+        rows = zip(self.low, self.high, self.mean_p, self.error_rate, self.count, strict=True)
+        return {
+            f"{low:.2f} to {high:.2f}": f"P(wrong) {p:.3f}, wrong {rate:.3f}, of {count:,}"
+            for low, high, p, rate, count in rows
+        }
+
+    def _chart(self) -> str:
+        return html_curve(
+            zip(self.mean_p, self.error_rate, strict=True), across="P(wrong)", up="error rate",
+            diagonal=True, dots=True,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, eq=False)

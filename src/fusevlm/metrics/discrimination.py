@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from fusevlm.checks import BoolArray, FloatArray, IntArray
+from fusevlm.displays import Displayed, html_curve
 from fusevlm.metrics._inputs import defined, every_row_once, on_data, rate, scored
 from fusevlm.metrics._tally import tally, total
 
@@ -20,8 +21,8 @@ from fusevlm.metrics._tally import tally, total
 ROUNDING = 1e-12
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class RocCurve:
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class RocCurve(Displayed):
     """The ROC from (0, 0) to (1, 1): an answer is flagged when its u >= threshold.
 
     ``fpr`` and ``tpr`` have shape (..., G + 1) and ``thresholds`` (G + 1,), for G distinct values
@@ -31,6 +32,23 @@ class RocCurve:
     fpr: FloatArray
     tpr: FloatArray
     thresholds: FloatArray
+
+    def _title(self) -> str:
+        return "wrong answers flagged against right ones"
+
+    def _facts(self) -> dict[str, str]:
+        area = np.mean(np.sum(np.diff(self.fpr) * (self.tpr[..., 1:] + self.tpr[..., :-1]), -1)) / 2
+        return {"points": f"{len(self.thresholds):,}", "area": f"{area:.3f}"}
+
+    def _chart(self) -> str:
+        if self.tpr.ndim > 1:
+            return ""  # of many resamples
+        return html_curve(
+            zip(self.fpr, self.tpr, strict=True),
+            across="right ones flagged",
+            up="wrong ones flagged",
+            diagonal=True,
+        )
 
 
 def auroc(u: ArrayLike, wrong: ArrayLike) -> float:

@@ -13,12 +13,13 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from fusevlm.checks import BoolArray, FloatArray, IntArray
+from fusevlm.displays import Displayed, html_curve
 from fusevlm.metrics._inputs import every_row_once, on_data, scored
 from fusevlm.metrics._tally import Tally, tally, total
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class RiskCoverage:
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class RiskCoverage(Displayed):
     """Keeping u <= ``threshold`` keeps a share ``coverage``, of which a share ``risk`` is wrong.
 
     One point per distinct u, coverage rising to 1.
@@ -28,9 +29,20 @@ class RiskCoverage:
     risk: FloatArray
     threshold: FloatArray
 
+    def _title(self) -> str:
+        return "error rate among the answered"
 
-@dataclass(frozen=True, slots=True, eq=False)
-class RejectionAccuracy:
+    def _facts(self) -> dict[str, str]:
+        return _at_shares("answered", (0.25, 0.5, 0.75, 1.0), self.coverage, self.risk)
+
+    def _chart(self) -> str:
+        return html_curve(
+            zip(self.coverage, self.risk, strict=True), across="share answered", up="error rate"
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class RejectionAccuracy(Displayed):
     """Rejecting u > ``threshold`` rejects a share ``rejection`` and leaves this ``accuracy``.
 
     One point per distinct u, rejection rising from 0.
@@ -39,6 +51,25 @@ class RejectionAccuracy:
     rejection: FloatArray
     accuracy: FloatArray
     threshold: FloatArray
+
+    def _title(self) -> str:
+        return "accuracy of what is kept"
+
+    def _facts(self) -> dict[str, str]:
+        return _at_shares("rejected", (0.0, 0.25, 0.5, 0.75), self.rejection, self.accuracy)
+
+    def _chart(self) -> str:
+        return html_curve(
+            zip(self.rejection, self.accuracy, strict=True), across="share rejected", up="accuracy"
+        )
+
+
+def _at_shares(
+    word: str, wanted: tuple[float, ...], shares: FloatArray, values: FloatArray
+) -> dict[str, str]:
+    """The curve at the points nearest to the ``wanted`` shares."""
+    nearest = (int(np.argmin(np.abs(shares - share))) for share in wanted)
+    return {f"{shares[k]:.0%} {word}": f"{values[k]:.3f}" for k in nearest}
 
 
 def base_accuracy(u: ArrayLike, wrong: ArrayLike) -> float:

@@ -9,6 +9,7 @@ from typing import Any
 from numpy.typing import ArrayLike
 
 from fusevlm import checks
+from fusevlm.displays import Table
 from fusevlm.errors import UndefinedMetricError
 from fusevlm.metrics._inputs import predicted, scored
 from fusevlm.metrics.bootstrap import Interval, bootstrap
@@ -48,10 +49,11 @@ def summary(
     n_boot: int = 1000,
     level: float = 0.95,
     seed: int = 0,
-) -> dict[str, Interval]:
+) -> Table[Interval]:
     """Every metric of ``u``, and of the probability ``p`` if given, on the same resamples.
 
-    A metric that is undefined on these answers is left out, with a warning in the log.
+    A dict by the metric's name, which a notebook shows as a table. A metric that is undefined on
+    these answers is left out, with a warning in the log.
     """
     score, label = scored(u, wrong)
     entries = [(name, score, *entry) for name, entry in OF_U.items()]
@@ -60,7 +62,7 @@ def summary(
         entries += [(name, probability, *entry) for name, entry in OF_P.items()]
     ids = None if units is None else list(units)
 
-    intervals = {}
+    intervals: Table[Interval] = Table()
     for name, values, metric, options in entries:
         try:
             intervals[name] = bootstrap(

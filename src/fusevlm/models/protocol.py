@@ -31,24 +31,27 @@ SHORT_ANSWER = "{question}\nAnswer the question using a single word or phrase."
 class Capabilities:
     """What a model's samples carry."""
 
-    logprobs: bool
-    hidden_states: bool
-    images: bool
+    logprobs: bool  # token log-probabilities at temperature 1
+    hidden_states: bool  # of each sample's last token
+    images: bool  # whether it sees pictures
     deterministic: bool  # the same seed gives the same samples
 
 
 @dataclass(frozen=True)
 class Decoding:
-    """How answers are decoded; the defaults are the paper's short-answer setting."""
+    """How answers are decoded; the defaults are the paper's short-answer setting.
+
+    path  ``repeated_cache`` of Hugging Face and ``second_pass`` of vLLM are slower ways to the same
+          samples, to compare
+    """
 
     prompt: str = SHORT_ANSWER  # must hold {question}
-    max_new_tokens: Annotated[int, Whole(1)] = 16
-    top_p: Annotated[float | None, Number(0.0, 1.0, open_low=True)] = None
-    top_k: Annotated[int | None, Whole(1)] = None
-    stop: tuple[str, ...] = ()
+    max_new_tokens: Annotated[int, Whole(1)] = 16  # after which an answer is cut off
+    top_p: Annotated[float | None, Number(0.0, 1.0, open_low=True)] = None  # None: all of them
+    top_k: Annotated[int | None, Whole(1)] = None  # None: all of them
+    stop: tuple[str, ...] = ()  # strings that end an answer
     answer_temperature: Annotated[float, Number(0.0)] = 0.0  # of the judged answer; 0 is greedy
     layers: tuple[str | int, ...] = ("last", "middle")  # or the index of a hidden state
-    # slower ways to the same, to compare: of Hugging Face, and of vLLM
     path: Annotated[str, OneOf("auto", "repeated_cache", "second_pass")] = "auto"
 
     def __post_init__(self) -> None:
@@ -71,9 +74,13 @@ class Paid(Protocol):
     journal: Journal | None
 
     @property
-    def halted(self) -> str: ...
+    def halted(self) -> str:
+        """Why asking on would be in vain; else nothing."""
+        ...
 
-    def describe(self) -> dict[str, Any]: ...
+    def describe(self) -> dict[str, Any]:
+        """What the service gives, and what was used of it so far."""
+        ...
 
 
 class Session(Protocol):
@@ -106,10 +113,14 @@ class Model(Protocol):
     """A source of sampled answers; ``python -m fusevlm.testing`` checks that it is one."""
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """What it is called in results."""
+        ...
 
     @property
-    def capabilities(self) -> Capabilities: ...
+    def capabilities(self) -> Capabilities:
+        """What its samples carry."""
+        ...
 
     def sample(
         self, queries: Sequence[Query], n: int, temperatures: FloatArray, seed: int

@@ -51,6 +51,10 @@ def load_model(
 ) -> Model:
     """The model that ``source`` names, ready to sample.
 
+    source    ``embedded``; a folder or hub name of transformers; or NAME:SOURCE of a model that is
+              registered as NAME: ``openai:MODEL@ADDRESS``, ``vllm:MODEL``, ``tiny:FAMILY``, yours
+    decoding  prompt, token limit, layers and the like; the paper's short answers if None
+
     ``options`` (dtype, device_map, revision, …) go to models that take them. One that a model does
     not take is left out where it asks for nothing (None, "" or "auto"), and refused otherwise.
     What is ``offered`` goes to models that name it, and is nothing to the others.

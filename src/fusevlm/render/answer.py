@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from html import escape
 from typing import Any
 
+from fusevlm import displays
+
 ANSWER, ABSTAIN = "answer", "abstain"
 VERSION = 2  # of the JSON form
 WIDTH = 24  # cells of a bar
@@ -23,16 +25,27 @@ Line = Sequence[tuple[str, str]]  # pieces of text with their style
 GOOD, BAD, DIM, BOLD, PLAIN = "good", "bad", "dim", "bold", ""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Answer:
-    """What ``ask`` found.
+    """An answer, whether to trust it, and why.
 
+    ``print`` shows it as ``fusevlm ask`` does, a notebook with its bars; ``as_dict`` is its JSON.
+
+    question    what was asked
     answer      the judged answer; shown also where the decision is to abstain
     decision    answer or abstain
     reason      of abstaining, as Decisions has it; empty where the answer is given
     why         the same in a sentence, and what stands out where the answer is given
-    cause       novelty, aleatoric, competence, epistemic, or nothing; and the side of the input
+    cause       novelty, aleatoric, competence, epistemic, or nothing
+    side        of the input that it is about: picture, question, or neither
     p_wrong     the probability that this answer is wrong
+    risk        wanted error rate of the set of all answers that are given
+    delta       the chance that it does not hold
+    u           the score u*, which is compared with the threshold
+    m0          prior mean of u, from the input alone
+    evidence    what the answers say of u
+    m_post      posterior mean of u
+    sigma_post  posterior standard deviation of u
     bars        by name, from 0 to 1: the share of calibration queries with less of it
     added       what each source adds to the posterior mean
     threshold   answer iff u is at most this; None: nothing can be certified
@@ -41,6 +54,7 @@ class Answer:
     samples     sampled answers with counts, most frequent first
     generated   answers that were generated for it, the judged one among them
     neighbours  the nearest calibration queries: question, answer, whether it was wrong
+    model       the model's name
     notes       what else is worth saying, such as what the model knows
     """
 
@@ -80,7 +94,7 @@ class Answer:
         found["notes"] = list(self.notes)
         return found
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         return "\n".join("".join(text for text, _ in line) for line in self.lines())
 
     def lines(self) -> list[Line]:
@@ -136,7 +150,7 @@ class Answer:
             if name in self.bars:
                 value = self.bars[name]
                 full = round(WIDTH * value)
-                style = BAD if value >= (HIGH_NOVELTY if name == "novelty" else HIGH) else PLAIN
+                style = BAD if _high(name, value) else PLAIN
                 bar = [("█" * full, style), ("░" * (WIDTH - full), DIM)]
                 found.append(
                     [(f"{name:<11}", PLAIN), *bar, (f" {value:4.0%}  ", PLAIN), (about, DIM)]
@@ -165,17 +179,55 @@ class Answer:
             lines.append([("  ", PLAIN), mark, (text, PLAIN), (f"  {verdict}", DIM)])
         return lines
 
+    def _facts(self) -> dict[str, str]:
+        """A row of a table of answers."""
+        return {
+            "question": self.question,
+            "answer": self.answer,
+            "decision": self.decision,
+            "P(wrong)": f"{self.p_wrong:.2f}" if self.p_wrong == self.p_wrong else "not known",
+            "why": self.why,
+        }
+
     def _repr_html_(self) -> str:
-        styles = {
-            GOOD: "color:#1f7a4d;font-weight:600", BAD: "color:#b3362a;font-weight:600",
-            DIM: "opacity:.65", BOLD: "font-weight:600", PLAIN: "",
-        }  # fmt: skip
-        rows = []
-        for line in self.lines():
-            pieces = "".join(f'<span style="{styles[s]}">{escape(t)}</span>' for t, s in line)
-            rows.append(pieces or "&nbsp;")
-        body = "<br>".join(rows)
-        return f'<div style="font-family:ui-monospace,monospace;white-space:pre-wrap">{body}</div>'
+        edge = displays.GOOD if self.decision == ANSWER else displays.BAD
+        top = _html([*self._verdict(), [], *self._meaning()])
+        rest = _html(
+            [*self._samples(), *self._neighbours(), *[[(f"note: {n}", DIM)] for n in self.notes]]
+        )
+        rows = "".join(map(self._html_bar, (name for name in BARS if name in self.bars)))
+        scale = "each: more than in so many of the calibration's queries"
+        bars = f"<table>{rows}</table>{_html([[(scale, DIM)], [], []])}" if rows else "<br><br>"
+        return f'<div style="border-left:4px solid {edge};padding-left:1em">{top}{bars}{rest}</div>'
+
+    def _html_bar(self, name: str) -> str:
+        value = self.bars[name]
+        bar = displays.html_bar(value, displays.BAD if _high(name, value) else "currentColor")
+        return (
+            f"<tr><th>{escape(name)}</th><td>{bar}</td><td>{value:.0%}</td>"
+            f"<td>{escape(BARS[name])}</td></tr>"
+        )
+
+
+def _high(name: str, value: float) -> bool:
+    """Whether a bar is marked."""
+    return value >= (HIGH_NOVELTY if name == "novelty" else HIGH)
+
+
+def _html(lines: Sequence[Line]) -> str:
+    """Lines of styled pieces, all of it escaped; colour is for marks, words are the page's own."""
+    weight = {GOOD: "font-weight:600", BAD: "font-weight:600", BOLD: "font-weight:600",
+              DIM: "opacity:.75"}  # fmt: skip
+    marks = {("✗ ", BAD): displays.BAD, ("✓ ", GOOD): displays.GOOD}
+    rows = []
+    for line in lines:
+        pieces = []
+        for text, style in line:
+            colour = f";color:{marks[text, style]}" if (text, style) in marks else ""
+            looks = f' style="{weight[style]}{colour}"' if style in weight else ""
+            pieces.append(f"<span{looks}>{escape(text)}</span>")
+        rows.append("".join(pieces))
+    return "<br>".join(rows)
 
 
 def _short(text: str) -> str:

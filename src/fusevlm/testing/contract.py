@@ -42,13 +42,14 @@ HOT = 2.0  # a temperature at which any model varies, and which every service ac
 class Outcome:
     """What came of one check; one that was skipped has neither passed nor failed."""
 
-    name: str
-    passed: bool
+    name: str  # of the check
+    passed: bool  # whether the promise is kept
     detail: str = ""  # what is wrong, or why the check was skipped
-    skipped: bool = False
+    skipped: bool = False  # for want of what it needs
 
     @property
     def failed(self) -> bool:
+        """Whether the promise is broken."""
         return not (self.passed or self.skipped)
 
 
