@@ -311,6 +311,7 @@ class Generation:
     samples: Samples | None = None
     error: str | None = None
     passing: bool = False  # of an error: the same query may be answered another time
+    refused: bool = False  # of an error: it is the query itself that cannot be asked
     token_ids: Sequence[Sequence[int]] = ()
     warped_logprobs: Sequence[Sequence[float]] = ()
     temperatures: Sequence[float] = ()
