@@ -56,7 +56,7 @@ class Drawn:
 
 @dataclass(frozen=True)
 class Failure:
-    """Why a query has no answer, whether that may pass, and whether the query itself is to blame."""
+    """Why a query has no answer, whether that may pass, whether the query itself is refused."""
 
     reason: str
     passing: bool = False
@@ -64,9 +64,7 @@ class Failure:
 
     def of(self, query_id: str) -> Generation:
         """What came of the query: nothing."""
-        return Generation(
-            query_id, error=self.reason, passing=self.passing, refused=self.refused
-        )
+        return Generation(query_id, error=self.reason, passing=self.passing, refused=self.refused)
 
 
 @dataclass(frozen=True)
