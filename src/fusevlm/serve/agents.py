@@ -1,13 +1,13 @@
-"""Tools for agents, over the Model Context Protocol: ``ask`` and ``score``, as the server has them."""
+"""Tools for agents over the Model Context Protocol: ``ask`` and ``score``, as the server's."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from mcp.server import MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
@@ -24,6 +24,7 @@ from fusevlm.serve.pictures import picture_of
 from fusevlm.serve.schemas import AnswerReply, AskRequest, ScoreReply, ScoreRequest
 from fusevlm.store.files import read_regular
 
+Reply = TypeVar("Reply")
 ABOUT = """\
 Ask a vision-language model that says how far its answer can be trusted. Heed `decision`: where it
 is "abstain", do not rely on the answer; `why` says what is amiss. `p_wrong` is the probability that
@@ -100,7 +101,7 @@ def run(desk: Desk, images: str | Path | None = None) -> None:
         desk.close()
 
 
-async def _told(tool: str, work: Callable[[], Any]) -> Any:
+async def _told(tool: str, work: Callable[[], Awaitable[Reply]]) -> Reply:
     """What comes of a call; a fault is told in its words, anything else without."""
     try:
         return await work()

@@ -34,23 +34,36 @@ class Turn(Form):
 class Wanted(Form):
     """On which terms: the wanted error rate among answers, and the chance to miss it."""
 
-    risk: Risk | None = Field(None, description="wanted error rate; the server's if left out")
-    delta: Risk | None = Field(None, description="chance to miss it; the server's if left out")
+    risk: Risk | None = Field(
+        default=None, description="wanted error rate; the server's if left out"
+    )
+    delta: Risk | None = Field(
+        default=None, description="chance to miss it; the server's if left out"
+    )
 
 
 class AskRequest(Wanted):
     """A question about a picture (or several, or none)."""
 
     question: Annotated[str, Field(min_length=1, max_length=QUESTION)]
-    image: str | None = Field(None, description=DATA_URL)
-    images: list[str] = Field([], max_length=PICTURES, description="several pictures instead")
-    history: list[Turn] = Field([], max_length=TURNS, description="earlier turns, oldest first")
-    n: int | None = Field(None, ge=0, le=SAMPLES, description="samples; the model's if left out")
-    samples: Literal["as needed"] | Mean | None = Field(
-        None, description="instead of n: as many as the decision needs, or so many on average"
+    image: str | None = Field(default=None, description=DATA_URL)
+    images: list[str] = Field(
+        default=[], max_length=PICTURES, description="several pictures instead"
     )
-    seed: int = Field(0, ge=0, le=SEEDS)
-    stream: bool = Field(False, description="server-sent events: samples as they come, the answer")
+    history: list[Turn] = Field(
+        default=[], max_length=TURNS, description="earlier turns, oldest first"
+    )
+    n: int | None = Field(
+        default=None, ge=0, le=SAMPLES, description="samples; the model's if left out"
+    )
+    samples: Literal["as needed"] | Mean | None = Field(
+        default=None,
+        description="instead of n: as many as the decision needs, or so many on average",
+    )
+    seed: int = Field(default=0, ge=0, le=SEEDS)
+    stream: bool = Field(
+        default=False, description="server-sent events: samples as they come, the answer"
+    )
 
 
 class ScoreRequest(Wanted):
@@ -58,14 +71,18 @@ class ScoreRequest(Wanted):
 
     samples: list[Text] = Field(min_length=1, max_length=SAMPLES)
     question: Text = ""
-    image: str | None = Field(None, description=DATA_URL)
+    image: str | None = Field(default=None, description=DATA_URL)
     logprobs: list[LogProbs] | None = Field(
-        None, description="token log-probabilities of each sample at temperature 1"
+        default=None, description="token log-probabilities of each sample at temperature 1"
     )
-    answer: Text | None = Field(None, description="what is judged; else the most frequent sample")
+    answer: Text | None = Field(
+        default=None, description="what is judged; else the most frequent sample"
+    )
     answer_logprobs: LogProbs | None = None
     columns: dict[Name, Number] = Field(
-        {}, max_length=COLUMNS, description="prior statistics and evidence the fit knows by name"
+        default={},
+        max_length=COLUMNS,
+        description="prior statistics and evidence the fit knows by name",
     )
 
 
@@ -207,7 +224,7 @@ class ChatMessage(Foreign):
 class ChatOptions(Wanted):
     """Ours, in a request of OpenAI's: ``extra_body={"fusevlm": {...}}``."""
 
-    n: int | None = Field(None, ge=0, le=SAMPLES)
+    n: int | None = Field(default=None, ge=0, le=SAMPLES)
     samples: Literal["as needed"] | Mean | None = None
     on_abstain: Literal["flag", "refuse"] | None = None
 
