@@ -24,7 +24,7 @@ from fusevlm.serve.faults import FAULTS, Fault
 from fusevlm.serve.forms import fault_of_form, query_of, reply, row_of, scored, wanted
 from fusevlm.serve.guard import FACTS, REQUEST, Guard
 from fusevlm.serve.metrics import CONTENT_TYPE
-from fusevlm.serve.page import POLICY, live_page
+from fusevlm.serve.page import live_page
 from fusevlm.serve.schemas import (
     AnswerReply,
     AskRequest,
@@ -187,7 +187,8 @@ def _add_judging(app: FastAPI, desk: Desk, locked: Sequence[Any]) -> None:
 def _add_state(app: FastAPI, desk: Desk, locked: Sequence[Any]) -> None:
     @app.get("/", response_class=HTMLResponse, summary="The live page", responses=faults(500))
     async def page() -> Response:
-        return HTMLResponse(live_page(desk), headers={"Content-Security-Policy": POLICY})
+        text, policy = live_page(desk)
+        return HTMLResponse(text, headers={"Content-Security-Policy": policy})
 
     @app.get("/healthz", response_model=Health, summary="Does the server live?",
              responses=faults(500))  # fmt: skip

@@ -192,8 +192,8 @@ class Guard:
             for task in (work, watch):
                 if not task.done():
                     task.cancel()
-                with suppress(asyncio.CancelledError, Exception):
-                    await task
+                    with suppress(asyncio.CancelledError, Exception):
+                        await task
 
 
 async def _until_gone(receive: Receive) -> None:

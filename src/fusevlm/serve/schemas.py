@@ -72,7 +72,7 @@ class ScoreRequest(Wanted):
     samples: list[Text] = Field(min_length=1, max_length=SAMPLES)
     question: Text = ""
     image: str | None = Field(default=None, description=DATA_URL)
-    logprobs: list[LogProbs] | None = Field(
+    logprobs: Annotated[list[LogProbs], Field(min_length=1)] | None = Field(
         default=None, description="token log-probabilities of each sample at temperature 1"
     )
     answer: Text | None = Field(
