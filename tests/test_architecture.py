@@ -22,7 +22,7 @@ LEVELS = [
     {"metrics", "fuse"},
     {"data", "models", "priors", "semantics", "scores", "render"},
     {"pipeline", "assistant", "baselines", "scorer", "testing"},
-    {"cli"},
+    {"cli", "serve"},
 ]
 NUMPY_AND_SCIPY_ONLY = {"maths", "metrics", "fuse"}
 WRITERS = {"store"}  # the only room that writes files

@@ -16,6 +16,7 @@ from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse, Res
 from fastapi.security import HTTPBearer
 from starlette.exceptions import HTTPException
 from starlette.responses import StreamingResponse
+from starlette.routing import Route
 
 from fusevlm import __version__
 from fusevlm.serve import chat
@@ -80,7 +81,9 @@ def create_app(
     _add_judging(app, desk, locked)
     _add_state(app, desk, locked)
     _add_faults(app)
-    app.add_middleware(Guard, desk=desk, token=token, hosts=hosts)
+    routes = [route for route in app.routes if isinstance(route, Route)]
+    posted = {route.path for route in routes if "POST" in (route.methods or ())}
+    app.add_middleware(Guard, desk=desk, posted=posted, token=token, hosts=hosts)
     return app
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from contextlib import ExitStack
 from typing import Any
 
 import h11
@@ -16,6 +17,8 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from fusevlm.errors import InputError
 from fusevlm.serve.limits import Limits
+
+BACKLOG = 2048  # connections that wait to be taken
 
 
 def protocol_of(seconds: float) -> type[H11Protocol]:
@@ -71,17 +74,21 @@ def protocol_of(seconds: float) -> type[H11Protocol]:
 
 def bound(host: str, port: int) -> socket.socket:
     """A socket that listens at this address; port 0 is a free one."""
-    try:
-        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        # asyncio sends at once (TCP_NODELAY) only where the protocol is named
-        found = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        found.bind((host, port))
-        found.listen(2048)
-    except (OSError, OverflowError) as error:
-        raise InputError(
-            f"cannot listen at {host}, port {port}: {error}. Choose another with --host and --port."
-        ) from error
+    with ExitStack() as unless_listening:
+        try:
+            family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+            # asyncio sends at once (TCP_NODELAY) only where the protocol is named
+            found = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+            unless_listening.callback(found.close)
+            found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            found.bind((host, port))
+            found.listen(BACKLOG)
+        except (OSError, OverflowError) as error:
+            raise InputError(
+                f"cannot listen at {host}, port {port}: {error}. Choose another with --host and "
+                f"--port."
+            ) from error
+        unless_listening.pop_all()
     return found
 
 

@@ -13,7 +13,7 @@ import json
 import logging
 import secrets
 import time
-from collections.abc import Awaitable, Callable, MutableMapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, MutableMapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -30,7 +30,6 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 OPEN = ("/", "/healthz", "/readyz", "/openapi.json")  # what needs no token
 METHODS = ("GET", "POST", "HEAD", "OPTIONS", "PUT", "DELETE", "PATCH")
-WITH_BODY = ("POST", "PUT", "PATCH")
 FACTS, REQUEST = "fusevlm.facts", "fusevlm.request"  # keys of a scope: what is noted, and its id
 LEAST_TOKEN = 16  # characters
 HERE = ("localhost", "127.0.0.1", "[::1]")
@@ -59,12 +58,18 @@ def checked_token(token: str | None) -> str | None:
 
 
 class Guard:
-    """An ASGI application around another."""
+    """An ASGI application around another; ``posted`` are the paths that take a body."""
 
     def __init__(
-        self, app: App, *, desk: Desk, token: str | None = None, hosts: Sequence[str] | None = None
+        self,
+        app: App,
+        *,
+        desk: Desk,
+        posted: Collection[str],
+        token: str | None = None,
+        hosts: Sequence[str] | None = None,
     ) -> None:
-        self._app, self._desk, self._hosts = app, desk, hosts
+        self._app, self._desk, self._hosts, self._posted = app, desk, hosts, posted
         self._token = None if token is None else _digest(token.encode())  # the token is not kept
         self._held = 0  # bytes of requests under way
 
@@ -114,7 +119,7 @@ class Guard:
         self._refuse_host(headers)
         self._refuse_token(scope["path"], headers)
         body = b""
-        if scope["method"] in WITH_BODY:
+        if scope["method"] == "POST" and scope["path"] in self._posted:
             kind = _only(headers, "content-type").split(b";")[0].strip().lower()
             if kind != b"application/json":
                 raise Fault("not_json")

@@ -8,8 +8,9 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from fusevlm.serve.limits import COLUMNS, PICTURES, QUESTION, SAMPLES, SEEDS, TOKENS, TURNS
 
+LEAST = 1e-6  # risk that anybody could want
 DATA_URL = "a picture as a data URL: data:image/png;base64,…"
-Risk = Annotated[float, Field(gt=0, lt=1, allow_inf_nan=False)]
+Risk = Annotated[float, Field(ge=LEAST, le=1 - LEAST, allow_inf_nan=False)]
 Text = Annotated[str, Field(max_length=QUESTION)]
 LogProb = Annotated[float, Field(le=1e-6, allow_inf_nan=False)]
 LogProbs = Annotated[list[LogProb], Field(min_length=1, max_length=TOKENS)]
