@@ -24,4 +24,6 @@ def map_body(context, body):
         return body
     if isinstance(body.get("messages"), list):
         return {**body, "model": "embedded", "messages": [*body["messages"][:20], LAST]}
-    return {**body, "image": PICTURE} if "question" in body else body
+    if "question" in body and not isinstance(body.get("samples"), list):
+        return {**body, "image": PICTURE, "images": [], "samples": None}
+    return body

@@ -45,9 +45,12 @@ from fusevlm.types import Query
 logger = logging.getLogger(__name__)
 
 EVENTS = "text/event-stream"
-STREAMED: dict[int | str, dict[str, Any]] = {
-    200: {"content": {EVENTS: {"schema": {"type": "string"}}}}
+EVENT = {  # each event of a stream
+    "type": "object",
+    "properties": {"event": {"type": "string"}, "data": {"type": "string"}},
+    "required": ["data"],
 }
+STREAMED: dict[int | str, dict[str, Any]] = {200: {"content": {EVENTS: {"schema": EVENT}}}}
 ABOUT = """\
 Answers of a vision-language model that say how far they can be trusted: P(wrong), a decision at
 the risk you state, and its reason. The error rate among the answers that are given is at most that
