@@ -1,9 +1,9 @@
 """One embedded model, and one server before it, for all tests of this room."""
 
 import pytest
+from tests.serve.live import served
 
 import fusevlm
-from tests.serve.live import served
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""schemathesis over /openapi.json: whatever the schema allows or forbids, no 5xx and no surprise."""
+"""schemathesis over /openapi.json: whatever it allows or forbids, no 5xx and no surprise."""
 
 import os
 import re

@@ -1,4 +1,4 @@
-"""A model behind another server, judged by a saved Scorer: the toy of tests/models on the loopback."""
+"""A model behind another server, judged by a saved Scorer: the toy of tests/models."""
 
 import json
 
@@ -132,6 +132,19 @@ def test_what_the_upstream_refuses_is_the_askers_trouble(model, scorer, upstream
         assert (reply.status_code, code(reply)) == (422, "cannot_ask")
 
 
+def test_the_address_of_the_upstream_is_nobodys_business(scorer, upstream):
+    upstream.skills["images"] = "no"
+    try:
+        blind = OpenAI.load(f"toy@{upstream.url}", retries=0)
+    finally:
+        upstream.skills["images"] = "yes"
+    with served(Judged(blind, scorer, n=N), name="public") as (client, _):
+        reply = client.post("/v1/ask", json={"question": "x?", "image": CLEAN})
+    assert (reply.status_code, code(reply)) == (422, "cannot_ask")
+    assert "public takes no pictures" in reply.json()["error"]["message"]
+    assert upstream.url not in reply.text
+
+
 def test_rounds_need_a_fit_that_knows_them(server):
     reply = server[0].post("/v1/ask", json={"question": "x?", "samples": "as needed"})
     assert (reply.status_code, code(reply)) == (422, "cannot_ask")
@@ -186,5 +199,5 @@ def test_a_model_is_called_without_its_address_or_folder(tmp_path):
     assert public_name("/home/me/runs/own-vlm") == "own-vlm"
     assert public_name("vllm:org/model") == "model"
     assert public_name("embedded") == "embedded"
-    with pytest.raises(fusevlm.FuseError, match="is no run folder. A model without a run needs"):
+    with pytest.raises(fusevlm.FuseError, match="is no run folder"):
         load_answerer("openai:toy@http://127.0.0.1:1/v1")

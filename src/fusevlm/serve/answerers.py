@@ -166,6 +166,13 @@ def public_name(source: str | os.PathLike[str]) -> str:
     return Path(where).name or EMBEDDED
 
 
+def private_names(answerer: Answerer) -> list[str]:
+    """What a model is called here and not before people: its folder, or its address."""
+    model: Any = answerer.model
+    base = getattr(getattr(model, "service", None), "base", "")
+    return [name for name in (model.name, base) if name]
+
+
 def needs_pictures(fuse: Fuse) -> bool:
     """Whether the fit rests on what a picture tells."""
     names = (*fuse.model.statistics.names, *fuse.model.input_widths)

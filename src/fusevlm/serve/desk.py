@@ -23,7 +23,14 @@ from fusevlm.errors import FuseError, InputError, library_quiet
 from fusevlm.meanings import best_sample, by_string
 from fusevlm.render.answer import ABSTAIN, Answer
 from fusevlm.scorer import Scorer, decide_again
-from fusevlm.serve.answerers import STEPS, Answerer, halted, needs_pictures, usual_samples
+from fusevlm.serve.answerers import (
+    STEPS,
+    Answerer,
+    halted,
+    needs_pictures,
+    private_names,
+    usual_samples,
+)
 from fusevlm.serve.batches import Batcher
 from fusevlm.serve.drift import DriftWatch
 from fusevlm.serve.faults import Fault
@@ -185,11 +192,19 @@ class Desk:
         except TimeoutError as error:
             raise Fault("too_slow", seconds=seconds) from error
         except InputError as error:
-            raise Fault("cannot_ask", words=str(error)) from error
+            raise Fault("cannot_ask", words=self._public(str(error))) from error
         except FuseError as error:
             raise Fault("no_answer") from error
         finally:
             future.cancel()
+
+    def _public(self, words: str) -> str:
+        """An error's words with the public name for the model's own, which may be an address."""
+        if self.answerer is None:
+            return words
+        for private in private_names(self.answerer):
+            words = words.replace(private, self.offer.name)
+        return words
 
     def decide(self, name: str, risk: float, delta: float) -> Told:
         """The answer of that id at another risk."""

@@ -99,7 +99,8 @@ class Guard:
 
     def _note(self, scope: Scope, name: str, answer: _Answer, seconds: float) -> None:
         """Count a request and write its line."""
-        path = getattr(scope.get("route"), "path", "other")
+        known = scope["path"] if scope["path"] in self._posted else "other"
+        path = str(getattr(scope.get("route"), "path", known))
         method = scope["method"] if scope["method"] in METHODS else "other"
         status = answer.status or LEFT
         metrics, facts = self._desk.metrics, scope[FACTS]
