@@ -551,6 +551,7 @@ def test_the_log_says_what_happened_and_never_what_was_asked(assistant, log, tmp
         client.post("/v1/ask", json={"question": question, "image": question})
         client.get(f"/{TOKEN}/{question}?q={question}")
         client.get("/v1/models", headers={"Authorization": "Bearer another-private-token"})
+    logging.getLogger("some.library").warning("odd words in %r", question)
     told = log.getvalue()
     for private in (question, "private", samples[0], CLEAN[30:80], TOKEN, name):
         assert private not in told
@@ -559,6 +560,7 @@ def test_the_log_says_what_happened_and_never_what_was_asked(assistant, log, tmp
     assert [line["status"] for line in requests] == [200, 200, 200, 200, 422, 404, 401]
     assert requests[0]["decision"] in ("answer", "abstain")
     assert requests[5]["path"] == "other"
+    assert lines[-1]["template"] == "odd words in %r"
 
 
 def test_no_other_site_may_ask(client):

@@ -13,7 +13,7 @@ from fusevlm.serve.limits import Limits
 from fusevlm.serve.schemas import AnswerReply
 
 EXACT = ("answer", "samples", "decision", "reason", "why", "cause", "generated", "n_samples",
-         "neighbours", "risk", "delta", "threshold", "coverage")  # fmt: skip
+         "neighbours", "notes", "risk", "delta", "threshold", "coverage")  # fmt: skip
 NEAR = ("p_wrong", "u", "m0", "evidence", "m_post", "sigma_post", "novelty")
 
 

@@ -26,7 +26,7 @@ examples:
   fusevlm serve --model runs/own-vlm --risk 0.1    a run folder with its own calibration
   fusevlm serve --model openai:llava@http://localhost:8000/v1 --fit fits/mine --port 8080
   fusevlm serve --model none --fit fits/mine       no model: POST /v1/score judges your samples
-  fusevlm serve --feedback feedback.jsonl          then: fusevlm fit feedback.jsonl --out FIT
+  fusevlm serve --feedback feedback.jsonl          then: fusevlm fit feedback.jsonl
 
 the page is at /, OpenAI-compatible clients use http://HOST:PORT/v1. A token in the environment
 variable FUSEVLM_SERVE_TOKEN is asked of every client; other machines are served only with one,

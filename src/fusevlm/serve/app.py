@@ -235,7 +235,7 @@ def faults(*statuses: int) -> dict[int | str, dict[str, Any]]:
     """What a path may be answered with instead, for the documentation; some are of all paths."""
     told: dict[int | str, dict[str, Any]] = {}
     for status in sorted({*statuses, 400, 401, 415, 421, 422}):
-        codes = [code for code, (own, _) in FAULTS.items() if own == status]
+        codes = [code for code, (own, *_) in FAULTS.items() if own == status]
         told[status] = {"model": Problem, "description": ", ".join(codes)}
     return told
 
