@@ -885,7 +885,7 @@ MUTANTS = [
     Mutant("the queue has no end", "serve/batches.py:Batcher.submit",
            "len(self._waiting) >= self._limits.queue", "False",
            "serve/test_batches.py::test_a_full_queue_refuses_and_says_when_to_come_again"),
-    Mutant("what was withdrawn is done", "serve/batches.py:Batcher._next",
+    Mutant("what is under way can be withdrawn", "serve/batches.py:Batcher._next",
            "job.future.set_running_or_notify_cancel()", "True",
            "serve/test_batches.py::test_what_is_withdrawn_is_not_done"),
     Mutant("what is not alike is done together", "serve/batches.py:Batcher._next",

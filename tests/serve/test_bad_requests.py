@@ -375,8 +375,10 @@ def test_a_stream_that_is_cut(guarded, log):
 
 
 def test_a_slow_client_is_not_waited_for(guarded):
-    """Half a header, half a body, a reply nobody reads: each has its seconds."""
+    """Nothing at all, half a header, half a body: each has its seconds."""
     client, _, _ = guarded
+    with connection(client) as slow:
+        assert ended(slow) == b""
     with connection(client) as slow:
         slow.sendall(b"POST /v1/ask HTTP/1.1\r\nHost: 127.0")
         assert ended(slow) == b""
@@ -393,6 +395,7 @@ def test_a_slow_client_is_not_waited_for(guarded):
 
 def ended(stream, seconds=5):
     """All that comes until the server ends the connection; it does within seconds."""
+    stream.settimeout(seconds)
     found, start = b"", time.monotonic()
     try:
         while some := stream.recv(65536):
@@ -544,22 +547,26 @@ def test_what_fails_inside_is_not_shown(assistant, log):
 def test_the_log_says_what_happened_and_never_what_was_asked(assistant, log, tmp_path):
     question, samples = "is this the very private question?", ["very private sample"]
     with served(assistant, token=TOKEN, feedback=Feedback(tmp_path / "f.jsonl")) as (client, _):
-        name = client.post("/v1/ask", json={"question": question, "image": CLEAN}).json()["id"]
-        client.post("/v1/chat/completions", json=chat(question, stream=True))
-        client.post("/v1/score", json={"samples": samples, "question": question})
-        client.post("/v1/feedback", json={"id": name, "wrong": True})
-        client.post("/v1/ask", json={"question": question, "image": question})
-        client.get(f"/{TOKEN}/{question}?q={question}")
-        client.get("/v1/models", headers={"Authorization": "Bearer another-private-token"})
+        replies = [client.post("/v1/ask", json={"question": question, "image": CLEAN})]
+        name = replies[0].json()["id"]
+        replies += [
+            client.post("/v1/chat/completions", json=chat(question, stream=True)),
+            client.post("/v1/score", json={"samples": samples, "question": question}),
+            client.post("/v1/feedback", json={"id": name, "wrong": True}),
+            client.post("/v1/ask", json={"question": question, "image": question}),
+            client.get(f"/{TOKEN}/{question}?q={question}"),
+            client.get("/v1/models", headers={"Authorization": "Bearer another-private-token"}),
+        ]
     logging.getLogger("some.library").warning("odd words in %r", question)
     told = log.getvalue()
     for private in (question, "private", samples[0], CLEAN[30:80], TOKEN, name):
         assert private not in told
     lines = [json.loads(line) for line in told.splitlines()]
-    requests = [line for line in lines if line["event"] == "request"]
-    assert [line["status"] for line in requests] == [200, 200, 200, 200, 422, 404, 401]
-    assert requests[0]["decision"] in ("answer", "abstain")
-    assert requests[5]["path"] == "other"
+    by_id = {line["request"]: line for line in lines if line["event"] == "request"}
+    own = [by_id[reply.headers["x-request-id"]] for reply in replies]
+    assert [line["status"] for line in own] == [200, 200, 200, 200, 422, 404, 401]
+    assert own[0]["decision"] in ("answer", "abstain")
+    assert own[5]["path"] == "other"
     assert lines[-1]["template"] == "odd words in %r"
 
 

@@ -90,11 +90,12 @@ def test_a_full_queue_refuses_and_says_when_to_come_again(work):
 
 def test_what_is_withdrawn_is_not_done(work):
     found = batcher(work)
-    busy(found, work)
+    first = busy(found, work)
     one, two = found.submit("a", 1), found.submit("a", 2)
     assert one.cancel()
+    assert not first.cancel()  # it is under way
     work.gate.set()
-    assert two.result(10) == 4
+    assert (first.result(10), two.result(10)) == (200, 4)
     assert work.batches == [[100], [2]]
     found.close()
 

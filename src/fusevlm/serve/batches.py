@@ -95,7 +95,13 @@ class Batcher(Generic[Item]):
         while (jobs := self._next()) is not None:
             begun = time.monotonic()
             if jobs:
-                self._do(jobs)
+                try:
+                    self._do(jobs)
+                except BaseException as error:  # the thread must go on, whatever happens
+                    logger.exception("a batch broke")
+                    for job in jobs:
+                        if not job.future.done():
+                            job.future.set_exception(error)
                 took = time.monotonic() - begun
                 self._pace = OLD * self._pace + (1 - OLD) * took
 
