@@ -56,7 +56,7 @@ def guarded(assistant, tmp_path_factory):
     gate = Gate(assistant)
     table = tmp_path_factory.mktemp("feedback") / "told.jsonl"
     limits = Limits(
-        queue=4, batch=2, seconds=1.5, body_seconds=0.5, idle_seconds=0.5, body_bytes=2_000_000,
+        queue=4, batch=2, seconds=40, body_seconds=0.7, idle_seconds=0.5, body_bytes=2_000_000,
         held_bytes=6_000_000, pixels=1_000_000,
     )  # fmt: skip
     with served(gate, token=TOKEN, limits=limits, feedback=Feedback(table)) as (client, desk):
@@ -386,7 +386,7 @@ def test_a_slow_client_is_not_waited_for(guarded):
         slow.sendall(request(client, ASK)[:-10])
         told = ended(slow)
         assert told.startswith(b"HTTP/1.1 408 ")
-        assert b"the request did not come whole within 0.5 s." in told
+        assert b"the request did not come whole within 0.7 s." in told
     with connection(client) as slow:  # the second request of a connection
         slow.sendall(b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\nGET /healthz HT")
         assert ended(slow).count(b"HTTP/1.1 200") == 1
@@ -462,15 +462,16 @@ def test_requests_under_way_may_hold_so_much_and_no_more(guarded):
     lives(client)
 
 
-def test_an_answer_that_takes_too_long_is_not_waited_for(guarded):
-    client, _, gate = guarded
-    gate.open.clear()
-    for body in (ASK, {**ASK, "stream": True}):
-        reply = client.post("/v1/ask", json=body)
-        assert (reply.status_code, code(reply)) == (504, "too_slow")
-        assert reply.json()["error"]["message"] == "there was no answer within 1.5 s."
-    gate.open.set()
-    lives(client)
+def test_an_answer_that_takes_too_long_is_not_waited_for(assistant):
+    gate = Gate(assistant)
+    with served(gate, limits=Limits(seconds=0.3)) as (client, _):
+        gate.open.clear()
+        for body in (ASK, {**ASK, "stream": True}):
+            reply = client.post("/v1/ask", json=body)
+            assert (reply.status_code, code(reply)) == (504, "too_slow")
+            assert reply.json()["error"]["message"] == "there was no answer within 0.3 s."
+        gate.open.set()
+        assert client.get("/healthz").status_code == 200
 
 
 def test_a_thousand_wrong_tokens(guarded):

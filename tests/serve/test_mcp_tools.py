@@ -116,8 +116,8 @@ def test_pictures_of_one_folder_may_be_named(desk, tmp_path):
     asked = [("ask", {"question": QUESTION, "image": name, "n": 2}) for name in names]
     good, *bad, url = calls(tools(desk, folder), *asked)
     assert good.structured_content["answer"] == url.structured_content["answer"] == "circle"
-    for one in bad:
-        assert str(tmp_path) not in words(one).replace(names[2], "")
+    for name, one in zip(names[1:-1], bad, strict=True):
+        assert str(tmp_path) not in words(one) or name == names[2]  # which the agent itself sent
     assert "outside of the folder" in words(bad[0])
     assert "outside of the folder" in words(bad[1])
     assert "outside of the folder" in words(bad[2])

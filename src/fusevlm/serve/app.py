@@ -191,7 +191,8 @@ def _add_judging(app: FastAPI, desk: Desk, locked: Sequence[Any]) -> None:
 
 
 def _add_state(app: FastAPI, desk: Desk, locked: Sequence[Any]) -> None:
-    @app.get("/", response_class=HTMLResponse, summary="The live page", responses=faults(500))
+    @app.get("/", response_class=HTMLResponse, summary="The live page",
+             responses=faults(500, json_reply=False))  # fmt: skip
     async def page() -> Response:
         text, policy = live_page(desk)
         return HTMLResponse(text, headers={"Content-Security-Policy": policy})
@@ -210,7 +211,8 @@ def _add_state(app: FastAPI, desk: Desk, locked: Sequence[Any]) -> None:
         return JSONResponse({"status": "ok"})
 
     @app.get("/metrics", response_class=PlainTextResponse, dependencies=locked,
-             summary="What was counted, as Prometheus reads it", responses=faults(500))  # fmt: skip
+             summary="What was counted, as Prometheus reads it",
+             responses=faults(500, json_reply=False))  # fmt: skip
     async def metrics() -> Response:
         return Response(desk.metrics_text(), media_type=CONTENT_TYPE)
 
@@ -231,12 +233,17 @@ def _add_faults(app: FastAPI) -> None:
         return _refused(request, Fault(code, error.headers, **facts))
 
 
-def faults(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """What a path may be answered with instead, for the documentation; some are of all paths."""
+def faults(*statuses: int, json_reply: bool = True) -> dict[int | str, dict[str, Any]]:
+    """What a path may be answered with instead, for the documentation; some are of all paths.
+
+    Of a path whose own reply is no JSON that must be said, or its faults would be taken for such.
+    """
+    named = {"application/json": {"schema": {"$ref": "#/components/schemas/Problem"}}}
     told: dict[int | str, dict[str, Any]] = {}
     for status in sorted({*statuses, 400, 401, 415, 421, 422}):
         codes = [code for code, (own, *_) in FAULTS.items() if own == status]
-        told[status] = {"model": Problem, "description": ", ".join(codes)}
+        shape: dict[str, Any] = {"model": Problem} if json_reply else {"content": named}
+        told[status] = {**shape, "description": ", ".join(codes)}
     return told
 
 
