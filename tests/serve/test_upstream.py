@@ -4,10 +4,12 @@ import json
 
 import pytest
 from tests.models.chat_server import serving
+from tests.pipeline.test_text_only import CONFIG, save_tables
 from tests.serve.live import CLEAN, code, served
 
 import fusevlm
 from fusevlm import Query, Sampled, Scorer
+from fusevlm.cli import main
 from fusevlm.models.openai import OpenAI
 from fusevlm.serve.answerers import Judged, load_answerer, public_name
 from fusevlm.serve.desk import digest_of
@@ -143,6 +145,29 @@ def test_the_address_of_the_upstream_is_nobodys_business(scorer, upstream):
     assert (reply.status_code, code(reply)) == (422, "cannot_ask")
     assert "public takes no pictures" in reply.json()["error"]["message"]
     assert upstream.url not in reply.text
+
+
+def test_a_run_folder_of_an_upstream_is_served_by_its_own_fit(upstream, model, tmp_path):
+    """``fusevlm serve --model RUN`` where the run's config names openai:NAME@URL."""
+
+    def answers(asked):
+        queries = [Query(str(k), text) for k, text in enumerate(asked)]
+        return [row.samples.answer for row in fusevlm.sample(model, queries, n=1)]
+
+    save_tables(tmp_path, answers)
+    config = CONFIG.format(
+        model=f"openai:toy@{upstream.url}", towers="none", adapter="none", statistics="[]"
+    )
+    (tmp_path / "own.toml").write_text(config)
+    assert main(["calibrate", str(tmp_path / "own.toml"), "--run", str(tmp_path / "run")]) == 0
+    answerer = load_answerer(str(tmp_path / "run"))
+    with served(answerer, name=public_name(tmp_path / "run")) as (client, desk):
+        found = client.post("/v1/ask", json={"question": "what colour is it?", "risk": 0.3}).json()
+        assert (found["n_samples"], found["model"]) == (4, "run")
+        assert found["decision"] in ("answer", "abstain")
+        assert desk.usual == 4
+        again = client.post("/v1/decide", json={"id": found["id"], "risk": 0.5}).json()
+        assert again["samples"] == found["samples"]
 
 
 def test_rounds_need_a_fit_that_knows_them(server):

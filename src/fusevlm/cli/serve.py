@@ -44,13 +44,16 @@ an agent starts this command and calls the tools ask and score. A picture is a d
 def _add_shared(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--model", default="embedded", metavar="MODEL",
-        help="embedded, a run folder; with --fit any model's name, or none (embedded)",
+        help="embedded, a run folder, with --fit any other model, or none (embedded)",
     )  # fmt: skip
-    parser.add_argument("--fit", metavar="FIT", help="folder that fusevlm fit wrote")
+    parser.add_argument(
+        "--fit", metavar="FIT",
+        help="folder that fusevlm fit wrote: judges brought samples, and another model's",
+    )  # fmt: skip
     parser.add_argument("--name", help="what the model is called before people (its own)")
     parser.add_argument("--risk", type=float, default=0.05, help="wanted error rate (0.05)")
     parser.add_argument("--delta", type=float, default=0.1, help="chance to miss it (0.1)")
-    parser.add_argument("-n", type=int, default=10, help="samples of a model with --fit (10)")
+    parser.add_argument("-n", type=int, default=10, help="samples of another model (10)")
     parser.add_argument("--temperature", type=float, default=1.0, help="of those samples (1.0)")
     parser.add_argument("--batch", type=int, default=16, help="queries asked together (16)")
     parser.add_argument("--timeout", type=float, default=60.0, help="seconds for an answer (60)")

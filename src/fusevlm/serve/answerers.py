@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -17,6 +17,8 @@ from fusevlm.fuse.estimator import Fuse
 from fusevlm.models.protocol import Model, Paid, draw
 from fusevlm.models.registry import load_model, split_source
 from fusevlm.scorer import Scorer
+from fusevlm.serve.memory import light
+from fusevlm.store.runs import is_run
 from fusevlm.types import Generation, Query
 
 STEPS = (2, 4, 8, 12, 16, 24, 32, 48, 64)  # samples after which those who watch are told
@@ -112,8 +114,8 @@ class Judged:
                 kind = InputError if one.refused else FuseError
                 found[one.query_id] = kind(f"the model gave no answer: {one.error}")
             else:
-                said = _texts_alone(one)
-                rows.append(Sampled(good[one.query_id], said))
+                # hidden states are nothing a Scorer was fitted on
+                rows.append(Sampled(good[one.query_id], light(one.samples)))
         if rows:
             self._judge(rows, found, risk, delta, watch)
         return [found[query.id] for query in queries]
@@ -136,26 +138,23 @@ class Judged:
             found[row.query.id] = answer
 
 
-def _texts_alone(one: Generation) -> Any:
-    """Samples without hidden states, which a Scorer was not fitted on."""
-    assert one.samples is not None
-    return replace(one.samples, embeddings=None, gram=None, gram_dim=None)
-
-
 def load_answerer(
     source: str, scorer: Scorer | None = None, *, n: int = 10, temperature: float = 1.0
 ) -> Answerer:
-    """``embedded`` or a run folder; with a Scorer any model, such as openai:NAME@BASE_URL."""
-    if scorer is not None:
-        return Judged(load_model(source), scorer, n, temperature)
-    if source != EMBEDDED and not Path(source).is_dir():
+    """``embedded`` or a run folder, which have a calibration of their own; else a judged model.
+
+    The latter is any model that fusevlm knows, such as openai:NAME@BASE_URL, with a Scorer.
+    """
+    if source == EMBEDDED or is_run(Path(source)):
+        from fusevlm.assistant import load
+
+        return load(source)
+    if scorer is None:
         raise InputError(
             f"{source} is no run folder. A model without a run needs a fit of its samples: "
             f"--fit FIT (fusevlm fit TABLE --out FIT)."
         )
-    from fusevlm.assistant import load
-
-    return load(source)
+    return Judged(load_model(source), scorer, n, temperature)
 
 
 def public_name(source: str | os.PathLike[str]) -> str:
