@@ -587,6 +587,13 @@ def test_no_other_site_may_ask(client):
         assert client.get("/healthz", headers={"Host": f"{host}:8000"}).status_code == 200
 
 
+def test_nobody_is_sent_elsewhere(client):
+    for path in ("/v1/models/", "//v1/models", "/healthz/", "/v1//ask", "/%2e%2e/etc/passwd"):
+        reply = client.get(path, follow_redirects=False)
+        assert (reply.status_code, code(reply)) == (404, "nothing_here")
+        assert "location" not in reply.headers
+
+
 def test_a_request_that_is_no_http(client):
     with connection(client) as stream:
         stream.sendall(b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -42,8 +41,6 @@ from fusevlm.serve.schemas import (
 )
 from fusevlm.types import Query
 
-logger = logging.getLogger(__name__)
-
 EVENTS = "text/event-stream"
 EVENT = {  # each event of a stream
     "type": "object",
@@ -76,6 +73,7 @@ def create_app(
         description=ABOUT,
         docs_url=None,  # its page would be loaded from elsewhere
         redoc_url=None,
+        redirect_slashes=False,  # it would repeat the client's own idea of where this is
         lifespan=lifespan,
     )
     locked = [Security(HTTPBearer(auto_error=False))] if token else []

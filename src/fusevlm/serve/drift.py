@@ -61,7 +61,11 @@ class DriftWatch:
                 self._monitor.reset()
                 self._p_value = 1.0
             before = self._monitor.state.alarm
-            state = self._monitor.update(table)
+            with suppress(
+                FuseError
+            ):  # a query without what the reference has is nothing to compare
+                self._monitor.update(table)
+            state = self._monitor.state
             self._alarms += state.alarm and not before
             self._p_value = min(self._p_value, 1.0 / max(state.capital, 1.0))
 

@@ -38,7 +38,6 @@ HEADERS = {
     "Referrer-Policy": "no-referrer",
     "Cache-Control": "no-store",
 }
-logger = logging.getLogger(__name__)
 
 
 class Left(Exception):
