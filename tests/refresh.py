@@ -1,7 +1,7 @@
 """Blocks of the documentation that are made from the code: ``make refresh`` writes them anew.
 
 CONTRIBUTING.md: the levels of imports and the tree by room. docs/cli.md: what each verb's
-``--help`` says of its arguments. Tests compare them with the code.
+``--help`` says of its arguments. docs/serve.md: the faults. Tests compare them with the code.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from pathlib import Path
 from tests.tree import tree
 
 from fusevlm.cli import COMMANDS, main
+from fusevlm.serve.faults import table
 
 ROOT = Path(__file__).resolve().parents[1]
 BLOCK = re.compile(r"```text\n(.*?)```", re.DOTALL)
@@ -64,6 +65,9 @@ def refresh() -> None:
         if verb != "adapter":  # its actions have helps of their own
             page = replaced(page, verb, help_of(verb))
     path.write_text(page)
+    path = ROOT / "docs" / "serve.md"
+    page = path.read_text()
+    path.write_text(page[: page.index("| status | code |")] + table())
 
 
 if __name__ == "__main__":

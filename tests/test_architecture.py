@@ -23,7 +23,7 @@ LEVELS = [
     {"metrics", "fuse"},
     {"data", "models", "priors", "semantics", "scores", "render"},
     {"pipeline", "assistant", "baselines", "scorer", "testing"},
-    {"cli"},
+    {"cli", "serve"},
 ]  # fmt: skip
 NUMPY_AND_SCIPY_ONLY = {"maths", "metrics", "fuse"}
 WRITERS = {"store"}  # the only room that writes files

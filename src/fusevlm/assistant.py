@@ -21,7 +21,7 @@ from fusevlm.fuse.explain import Explanation
 from fusevlm.fuse.neighbours import Neighbours
 from fusevlm.fuse.results import Decisions, Scores
 from fusevlm.fuse.rounds import Plan, Rounds, costs
-from fusevlm.models.protocol import InRounds
+from fusevlm.models.protocol import InRounds, draw
 from fusevlm.render.answer import Answer
 from fusevlm.scorer import answers, near
 from fusevlm.settings import Config, SampleConfig, SemanticsConfig
@@ -46,12 +46,18 @@ Found = Answer | FuseError
 
 @dataclass(frozen=True)
 class Seen:
-    """A query that is being looked at: what is known of it after a tier, for those who watch."""
+    """A query that is being looked at: what is known of it after a tier, for those who watch.
+
+    p_wrong        NaN while samples are still being drawn
+    table, scores  one row each, where all samples are there: what the decision rests on
+    """
 
     query: Query
     samples: Samples
     tier: str
     p_wrong: float
+    table: Queries | None = None
+    scores: Scores | None = None
 
 
 Watch = Callable[[Seen], None]
@@ -103,6 +109,7 @@ class Terms:
     delta: float
     seed: int
     watch: Watch
+    steps: Sequence[int] = ()  # numbers of samples after which those who watch are told too
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -182,16 +189,20 @@ class Assistant(Displayed):
         samples: float | str | None = None,
         seed: int = 0,
         watch: Watch = lambda seen: None,
+        steps: Sequence[int] = (),
     ) -> list[Found]:
         """Several queries together: for each its answer, or the error that kept it from one.
 
         The arguments are those of :meth:`ask`.
+        ``watch`` is told of each round; where all n samples are drawn, of the first k too, for
+        each k of ``steps``, as far as the model can draw in rounds.
         """
         terms = Terms(
             checks.fraction(risk, "risk"),
             checks.fraction(delta, "delta"),
             checks.count(seed, "seed", least=0),
             watch,
+            steps,
         )
         size = checks.count(self.sample.n if n is None else n, "n", least=0)
         if size > MOST_SAMPLES:
@@ -292,7 +303,14 @@ class Assistant(Displayed):
         from fusevlm.models.temperatures import parse
 
         heat = parse(self.sample.temperature, n, terms.seed)
-        drawn = list(self.model.sample(asked.queries, n, heat, terms.seed))
+
+        def tell(so_far: Sequence[Generation]) -> None:
+            for query, one in zip(asked.queries, so_far, strict=True):
+                if one.samples is not None:
+                    tier = f"{len(one.samples)} samples"
+                    terms.watch(Seen(query, one.samples, tier, float("nan")))
+
+        drawn = draw(self.model, asked.queries, heat, terms.seed, terms.steps, tell)
         asked, said, prompts = _answered(asked, drawn, found)
         if not asked.queries:
             return
@@ -302,7 +320,8 @@ class Assistant(Displayed):
         decided = self.fuse.decide(scores, risk=terms.risk, delta=terms.delta)
         why = self.fuse.explain_scores(scores, said, decided.reason)
         for k, query in enumerate(asked.queries):
-            terms.watch(Seen(query, said[k], f"{n} samples", float(decided.p_wrong[k])))
+            p, own = float(decided.p_wrong[k]), table.take([k])
+            terms.watch(Seen(query, said[k], f"{n} samples", p, own, scores.take([k])))
         self._tell(asked.queries, said, table, decided, why, scores, found, terms)
 
     def _tell(
@@ -460,7 +479,8 @@ def _answered(
     """The queries that were answered, what was said, and the prompts' states; others' errors."""
     for one in drawn:
         if one.samples is None:
-            found[one.query_id] = FuseError(f"the model gave no answer: {one.error}")
+            kind = InputError if one.refused else FuseError
+            found[one.query_id] = kind(f"the model gave no answer: {one.error}")
     rows = [k for k, one in enumerate(drawn) if one.samples is not None]
     said = [one.samples for one in drawn if one.samples is not None]
     kept = asked if len(rows) == len(drawn) else asked.take(rows)

@@ -229,14 +229,20 @@ class Scorer(Displayed):
         if not kept:
             return {}
         queries = self._table(kept, vectors)
-        scores = self.fuse.score(queries)
+        said = self.decided(kept, queries, self.fuse.score(queries), risk=risk, delta=delta)
+        return {row.query.id: Judged(row, answer) for row, answer in zip(kept, said, strict=True)}
+
+    def decided(
+        self, rows: Sequence[Sampled], queries: Queries, scores: Scores, *, risk: float,
+        delta: float, model: str = "",
+    ) -> list[Answer]:  # fmt: skip
+        """What is decided of rows with their :meth:`table` and its scores; ``model`` said them."""
         decided = self.fuse.decide(scores, risk=risk, delta=delta)
         why = self.fuse.explain_scores(scores, queries.samples, decided.reason)
-        said = answers(
-            decided, why, scores, [row.query for row in kept], queries.samples, risk=risk,
-            delta=delta, near=near(self.neighbours, queries.inputs, len(queries)),
+        return answers(
+            decided, why, scores, [row.query for row in rows], queries.samples, risk=risk,
+            delta=delta, near=near(self.neighbours, queries.inputs, len(queries)), model=model,
         )  # fmt: skip
-        return {row.query.id: Judged(row, answer) for row, answer in zip(kept, said, strict=True)}
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write to the folder ``path``; a kill leaves what was there before, or this."""
@@ -420,6 +426,19 @@ def answers(
         )
         for i, (query, said) in enumerate(zip(queries, samples, strict=True))
     ]
+
+
+def decide_again(
+    fuse: Fuse, before: Answer, scores: Scores, samples: Samples, *, risk: float, delta: float
+) -> Answer:
+    """The answer at another risk: the same samples and scores (one row), another threshold."""
+    decided = fuse.decide(scores, risk=risk, delta=delta)
+    why = fuse.explain_scores(scores, [samples], decided.reason)
+    (found,) = answers(
+        decided, why, scores, [Query("again", before.question)], [samples], risk=risk, delta=delta,
+        near=[before.neighbours], model=before.model, generated=[before.generated],
+    )  # fmt: skip
+    return replace(found, notes=before.notes)
 
 
 def near(

@@ -316,6 +316,7 @@ class Generation(Displayed):
     samples           what was said; None where it failed
     error             why it failed; None where it did not
     passing           of an error: the same query may be answered another time
+    refused           of an error: it is the query itself that cannot be asked
     token_ids         of each sample, without EOS
     warped_logprobs   of each sample's tokens, at the temperature it was drawn at
     temperatures      of each sample
@@ -333,6 +334,7 @@ class Generation(Displayed):
     samples: Samples | None = None
     error: str | None = None
     passing: bool = False
+    refused: bool = False
     token_ids: Sequence[Sequence[int]] = ()
     warped_logprobs: Sequence[Sequence[float]] = ()
     temperatures: Sequence[float] = ()

@@ -33,6 +33,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "report": ("plots and one HTML page of a run", "runs"),
     "fit": ("learn from samples you already have when to trust them", "fits"),
     "apply": ("P(wrong), decision and reason for samples you already have", "fits"),
+    "serve": ("put a model before people: an endpoint that abstains, and a live page", "serve"),
+    "mcp": ("the same for agents: tools of the Model Context Protocol", "serve"),
     "bench": ("datasets × models × methods: the paper's tables", "bench"),
     "adapter": ("the prior's GP adapter: train on pairs, apply to queries", "adapter"),
     "ls": ("list run folders and where they stand", "runs"),

@@ -9,6 +9,8 @@ from __future__ import annotations
 import io
 import os
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,10 @@ MAX_PIXELS = 100_000_000
 MAX_BYTES = 200_000_000  # of a file
 MAX_ASPECT = 100  # of the longer side to the shorter: processors scale by the shorter one
 FORMATS = ("PNG", "JPEG", "GIF", "BMP", "WEBP", "TIFF", "PPM", "JPEG2000", "AVIF")
+
+
+class TooLarge(InputError):
+    """A picture of more pixels than are taken."""
 
 
 @dataclass(frozen=True)
@@ -67,27 +73,44 @@ def load_image(source: Any) -> Any:
     EXIF rotation is applied, transparency is laid on white, grey, palette and CMYK images are
     converted, and of an animation the first frame is taken.
     """
-    from PIL import Image, ImageOps, UnidentifiedImageError
+    from PIL import ImageOps
 
     if isinstance(source, Refused):
         raise InputError(source.reason)
     name = str(source) if isinstance(source, str | Path) else "image"
+    with _reading(name):
+        image = _opened(source, name)
+        _refuse_size(image, name, MAX_PIXELS)
+        image.seek(0)
+        image.load()
+        if image is source:  # the caller's own stays as it is
+            image = ImageOps.exif_transpose(image)
+        else:
+            ImageOps.exif_transpose(image, in_place=True)
+        return _rgb(image)
+
+
+def measured(data: bytes, most: int) -> tuple[int, int]:
+    """Width and height of a picture that is one and has at most so many pixels; not decoded."""
+    with _reading("image"):
+        image = _opened(data, "image")
+        _refuse_size(image, "image", most)
+        return image.width, image.height
+
+
+@contextmanager
+def _reading(name: str) -> Iterator[None]:
+    """Whatever a decoder raises as an error that says what is wrong with the picture ``name``."""
+    from PIL import Image, UnidentifiedImageError
+
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # bombs are measured here, odd metadata does not matter
-            image = _opened(source, name)
-            _refuse_size(image, name)
-            image.seek(0)
-            image.load()
-            if image is source:  # the caller's own stays as it is
-                image = ImageOps.exif_transpose(image)
-            else:
-                ImageOps.exif_transpose(image, in_place=True)
-        return _rgb(image)
+            yield
     except FileNotFoundError as error:
         raise MissingFileError(f"{name} does not exist. Check the image folder.") from error
     except Image.DecompressionBombError as error:
-        raise InputError(f"{name} is too large: {error}. Scale it down first.") from error
+        raise TooLarge(f"{name} is too large: {error}. Scale it down first.") from error
     except UnidentifiedImageError as error:
         raise InputError(
             f"{name} is not a picture; expected one of {', '.join(FORMATS)}."
@@ -101,12 +124,12 @@ def load_image(source: Any) -> Any:
         raise InputError(f"{name} cannot be read as an image: {said}.") from error
 
 
-def _refuse_size(image: Any, name: str) -> None:
+def _refuse_size(image: Any, name: str, most: int) -> None:
     """Before anything is decoded."""
-    if image.width * image.height > MAX_PIXELS:
-        raise InputError(
-            f"{name} has {image.width}×{image.height} pixels; at most {MAX_PIXELS // 1_000_000} "
-            f"million are taken. Scale it down first."
+    if image.width * image.height > most:
+        raise TooLarge(
+            f"{name} has {image.width}×{image.height} pixels; at most {most / 1e6:g} million are "
+            f"taken. Scale it down first."
         )
     if max(image.size) > MAX_ASPECT * max(1, min(image.size)):
         raise InputError(

@@ -131,13 +131,14 @@ def _row(row: Mapping[str, Any], i: int, root: Path, criterion: str, outside: bo
         query = replace(query_of({"question": "", **row}, i, root, outside), id=name)
         columns = {k: v for k, v in query.metadata.items() if k not in OWN}
         query = replace(query, metadata=columns)
-        samples = _samples(row)
+        samples = samples_of(row)
         return Sampled(query, samples, _wrong(row, query, samples, criterion), columns=columns)
     except (FuseError, ValueError, TypeError, RecursionError) as error:
         return Sampled(Query(name, str(row.get("question") or "")), error=f"row {i + 1}: {error}")
 
 
-def _samples(row: Mapping[str, Any]) -> Samples:
+def samples_of(row: Mapping[str, Any]) -> Samples:
+    """The samples of a row and the answer that is judged; InputError if there are none."""
     texts = listed(row.get("samples"))
     logprobs = _lists(row.get("logprobs"))
     if texts and all(isinstance(one, Mapping) for one in texts):  # {"text": …, "logprobs": …}

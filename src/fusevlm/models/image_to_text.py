@@ -78,8 +78,7 @@ class ImageToText:
                     texts = self._samples(query, inputs, wanted, seed)
                     judged = self._generate(inputs, 1, self.decoding.answer_temperature)[0]
             except QUERY_ERRORS as error:
-                failed = failure_of(error)
-                yield Generation(query.id, error=failed.reason, passing=failed.passing)
+                yield failure_of(error).of(query.id)
                 continue
             yield Generation(query.id, Samples(texts, answer=judged))
 

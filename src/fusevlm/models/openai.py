@@ -540,7 +540,8 @@ def _key(model: str, decoding: Decoding, seed: int, query_id: str, messages: Any
 def _failed(asked: Asked, error: FuseError) -> Generation:
     """A row with its reason; what the server did may be otherwise another time."""
     itself = isinstance(error, InputError) or getattr(error, "status", 0) in REFUSED
-    return Generation(asked.query.id, error=str(error), passing=error.passing or not itself)
+    passing = error.passing or not itself
+    return Generation(asked.query.id, error=str(error), passing=passing, refused=not passing)
 
 
 def _refuse_empty(answer: Answer, row: int, gives: Gives) -> None:

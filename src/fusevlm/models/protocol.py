@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Annotated, Any, Protocol, runtime_checkable
@@ -132,6 +132,28 @@ class Model(Protocol):
         an InputError.
         """
         ...
+
+
+def draw(
+    model: Model,
+    queries: Sequence[Query],
+    temperatures: FloatArray,
+    seed: int,
+    steps: Sequence[int] = (),
+    tell: Callable[[Sequence[Generation]], None] = lambda drawn: None,
+) -> list[Generation]:
+    """A Generation per query with all samples; ``tell`` hears of the first k, for k of ``steps``.
+
+    Samples are the same with and without steps. A model that cannot draw in rounds tells nothing.
+    """
+    n, ids = len(temperatures), [query.id for query in queries]
+    early = sorted({k for k in steps if 0 <= k < n})
+    if not (early and isinstance(model, InRounds)):
+        return list(model.sample(queries, n, temperatures, seed))
+    with model.begin(queries, temperatures, seed) as session:
+        for k in early:
+            tell(list(session.draw(ids, k)))
+        return list(session.draw(ids, n))
 
 
 def asked(queries: Sequence[Query], n: int, temperatures: Any) -> FloatArray:

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from fusevlm.checks import BoolArray, FloatArray, IntArray
-from fusevlm.errors import FuseError
+from fusevlm.errors import FuseError, InputError
 from fusevlm.models import draws
 from fusevlm.models.devices import out_of_memory
 from fusevlm.models.protocol import Decoding
@@ -56,10 +56,15 @@ class Drawn:
 
 @dataclass(frozen=True)
 class Failure:
-    """Why a query has no answer, and whether that may pass."""
+    """Why a query has no answer, whether that may pass, whether the query itself is refused."""
 
     reason: str
     passing: bool = False
+    refused: bool = False
+
+    def of(self, query_id: str) -> Generation:
+        """What came of the query: nothing."""
+        return Generation(query_id, error=self.reason, passing=self.passing, refused=self.refused)
 
 
 @dataclass(frozen=True)
@@ -140,7 +145,7 @@ def failure_of(error: BaseException) -> Failure:
         return Failure(f"out of memory: {error}", passing=True)
     text = str(error) or repr(error)
     if isinstance(error, FuseError):
-        return Failure(text, passing=error.passing)
+        return Failure(text, passing=error.passing, refused=isinstance(error, InputError))
     return Failure(f"{type(error).__name__}: {text}", passing=isinstance(error, OSError))
 
 
@@ -157,7 +162,7 @@ def generation_of(
     The first of the layers' ``names`` is the samples' embeddings.
     """
     if isinstance(outcome, Failure):
-        return Generation(query_id, error=outcome.reason, passing=outcome.passing)
+        return outcome.of(query_id)
     sampled, judged = [outcome.rows[place] for place in range(n)], outcome.rows[JUDGED]
     drawn = outcome.rows.values()  # one empty answer may be meant; nothing but those is not
     if len(drawn) > 1 and not any(row.tokens for row in drawn):

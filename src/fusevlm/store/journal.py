@@ -48,21 +48,27 @@ class Journal:
             self.path.unlink(missing_ok=True)
 
     def _append(self, line: bytes) -> None:
+        append_line(self.path, line)
+
+
+def append_line(path: AnyPath, line: bytes) -> None:
+    """Add a line, with its end, to a file that only grows; on disk before this returns."""
+    target = Path(path)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        handle = open_own(target, os.O_WRONLY | os.O_APPEND)
         try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            handle = open_own(self.path, os.O_WRONLY | os.O_APPEND)
-            try:
-                # after a kill the last line may lack its end
-                whole = b"\n" + line if _cut_off(self.path) else line
-                os.write(handle, whole)
-                os.fsync(handle)
-            finally:
-                os.close(handle)
-        except OSError as error:
-            raise ArtefactError(
-                f"cannot write to {self.path}: {error.strerror or error}. What was answered "
-                f"before is kept; free space and give the same command again."
-            ) from error
+            # after a kill the last line may lack its end
+            whole = b"\n" + line if _cut_off(target) else line
+            os.write(handle, whole)
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+    except OSError as error:
+        raise ArtefactError(
+            f"cannot write to {target}: {error.strerror or error}. What was answered "
+            f"before is kept; free space and give the same command again."
+        ) from error
 
 
 def _cut_off(path: Path) -> bool:

@@ -1,0 +1,56 @@
+"""The last answers, for feedback on them and for decisions at another risk; bounded."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from dataclasses import dataclass, replace
+
+from fusevlm.fuse.results import Scores
+from fusevlm.render.answer import Answer
+from fusevlm.types import Samples
+
+
+@dataclass(frozen=True, eq=False)
+class Known:
+    """An answer that was given, and what it rests on.
+
+    samples  texts and log-probabilities, no hidden states
+    scores   one row, of the answerer or of the scorer; None where samples were drawn in rounds
+    unit     what it has in common with others: its pictures, else its question
+    """
+
+    answer: Answer
+    samples: Samples
+    scores: Scores | None
+    unit: str
+    judged_by_scorer: bool = False
+
+
+def light(samples: Samples) -> Samples:
+    """Without hidden states, which are large."""
+    return replace(samples, embeddings=None, gram=None, gram_dim=None)
+
+
+class Memory:
+    """Answers by id; the oldest are forgotten first."""
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self._known: OrderedDict[str, Known] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def keep(self, name: str, known: Known) -> list[str]:
+        """Remember an answer; the ids of those that are forgotten for it."""
+        with self._lock:
+            self._known[name] = known
+            over = len(self._known) - self.most
+            return [self._known.popitem(last=False)[0] for _ in range(over)]
+
+    def find(self, name: str) -> Known | None:
+        """The answer of that id, if it is still known."""
+        with self._lock:
+            return self._known.get(name)
+
+    def __len__(self) -> int:
+        return len(self._known)
