@@ -15,7 +15,7 @@ from fusevlm import checks
 from fusevlm.config import used_devices
 from fusevlm.data.images import absent
 from fusevlm.data.training import faults
-from fusevlm.data.units import units_of
+from fusevlm.data.units import unit_of
 from fusevlm.embedded import EMBEDDED
 from fusevlm.errors import FuseError, InputError
 from fusevlm.models.devices import need_device
@@ -135,11 +135,10 @@ def preflight(config: Config, run: Path, stages: Collection[str]) -> None:
         raise InputError(f"nothing was begun, for this would fail:\n  {found}")
 
 
-def _known_splits(config: Config, run: Path, stages: Collection[str]) -> dict[str, list[Query]]:
+def _known_splits(config: Config, run: Path, stages: Collection[str]) -> dict[str, Sequence[Query]]:
     """The queries of a run, as stored or from their tables; those still to be drawn are unknown."""
     if "data" not in stages:
-        asked = read_asked(run) if "evaluate" in stages else []
-        return {TEST: [q for q in asked if q.metadata["split"] == TEST]}
+        return {TEST: read_asked(run, (TEST,)) if "evaluate" in stages else []}
     return {} if config.data.source == EMBEDDED else load_splits(config.data)
 
 
@@ -226,12 +225,16 @@ def _problems_of_queries(config: Config) -> list[str]:
     found = []
     splits = load_splits(config.data)
     for split, queries in splits.items():
-        gone = [why for q in queries for why in map(absent, q.images) if why]
+        gone, bare, first, named = 0, 0, "", ""
+        for query in queries:
+            for why in filter(None, map(absent, query.images)):
+                gone, first = gone + 1, first or why
+            if not query.references:
+                bare, named = bare + 1, named or query.id
         if gone:
-            found.append(f"data.{split}: {len(gone)} pictures cannot be read, first {gone[0]}")
-        bare = [q.id for q in queries if not q.references]
+            found.append(f"data.{split}: {gone} pictures cannot be read, first {first}")
         if bare and split in JUDGED:
-            found.append(f"data.{split}: {len(bare)} queries have no references, first {bare[0]}.")
+            found.append(f"data.{split}: {bare} queries have no references, first {named}.")
     return found + _wrong_columns(config, splits)
 
 
@@ -242,10 +245,12 @@ def _wrong_columns(config: Config, splits: Mapping[str, Sequence[Query]]) -> lis
     for key in ("severity", "corruption"):
         named[key] = (getattr(evaluate, key),) if getattr(evaluate, key) else ()
     asked = [(column, f"evaluate.{key}") for key, columns in named.items() for column in columns]
-    tests: list[Callable[[], Any]] = [
-        partial(_column, splits[TEST], column, key) for column, key in asked if splits.get(TEST)
-    ]
-    tests += [partial(units_of, queries, config.data.unit) for queries in splits.values()]
+    tests: list[Callable[[], Any]] = []
+    if asked and splits.get(TEST):
+        there = _shared_columns(splits[TEST])
+        tests += [partial(_column, there, column, key) for column, key in asked]
+    if config.data.unit:
+        tests += [partial(_units, queries, config.data.unit) for queries in splits.values()]
     for test in tests:
         try:
             test()
@@ -254,13 +259,27 @@ def _wrong_columns(config: Config, splits: Mapping[str, Sequence[Query]]) -> lis
     return found
 
 
-def _column(queries: Sequence[Query], column: str, key: str) -> None:
-    there = [n for n in queries[0].metadata if all(n in q.metadata for q in queries)]
+def _shared_columns(queries: Sequence[Query]) -> list[str]:
+    """Metadata that every query has."""
+    there: list[str] | None = None
+    for query in queries:
+        known = query.metadata
+        there = list(known) if there is None else [name for name in there if name in known]
+    return there or []
+
+
+def _column(there: Sequence[str], column: str, key: str) -> None:
     if column not in there:
         raise InputError(
             f"{key} names the column {column!r}, which the queries do not have."
             f"{checks.hint(column, there)}"
         )
+
+
+def _units(queries: Sequence[Query], column: str) -> None:
+    """Refuse a column of units that some query lacks."""
+    for query in queries:
+        unit_of(query, column, "", queries)
 
 
 def _modules(config: Config) -> dict[str, tuple[str, frozenset[str]]]:

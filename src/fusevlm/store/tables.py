@@ -126,7 +126,7 @@ class StoredTable:
         self._starts = [0]
         for group in range(facts.num_row_groups):
             self._starts.append(self._starts[-1] + facts.row_group(group).num_rows)
-        self._kept: tuple[int, Any] = (-1, None)
+        self._kept: tuple[tuple[int, tuple[str, ...]], Any] = ((-1, ()), None)
 
     def __len__(self) -> int:
         return self._starts[-1]
@@ -138,9 +138,9 @@ class StoredTable:
         names = self.names if columns is None else [n for n in columns if n in self.names]
         found: dict[str, list[Any]] = {name: [] for name in names}
         for group, (first, end) in enumerate(zip(self._starts, self._starts[1:], strict=False)):
-            if first < stop and start < end:
-                part = self._group(group).slice(max(start, first) - first, min(stop, end) -
-                                                max(start, first))  # fmt: skip
+            low, high = max(start, first), min(stop, end)
+            if low < high:
+                part = self._group(group, tuple(names)).slice(low - first, high - low)
                 for name in names:
                     found[name] += part.column(name).to_pylist()
         return found
@@ -155,9 +155,10 @@ class StoredTable:
         for start in range(0, len(self), size):
             yield self.rows(start, start + size, columns)
 
-    def _group(self, number: int) -> Any:
-        if self._kept[0] != number:
-            self._kept = (number, self._tried(lambda: self._file.read_row_group(number)))
+    def _group(self, number: int, names: tuple[str, ...]) -> Any:
+        if self._kept[0] != (number, names):
+            found = self._tried(lambda: self._file.read_row_group(number, columns=list(names)))
+            self._kept = ((number, names), found)
         return self._kept[1]
 
     def _tried(self, read: Callable[[], Any]) -> Any:
