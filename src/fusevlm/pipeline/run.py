@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from typing import Any
 from fusevlm import checks
 from fusevlm.config import as_tree
 from fusevlm.errors import ArtefactError, InputError
+from fusevlm.pipeline.engine import Engine, InProcess
 from fusevlm.pipeline.parts import ALL, NEVER, PASSING, Progress
 from fusevlm.settings import TRAIN, AdapterConfig, Config, DataConfig, EmbedConfig
 from fusevlm.store import hold, runs
@@ -33,6 +34,7 @@ class Work:
     progress: Progress
     say: Callable[[str], None] = lambda text: None
     again: str = PASSING  # which failed rows are tried again: NEVER, PASSING or ALL
+    engine: Engine = field(default_factory=InProcess)  # who makes parts
 
     def folder(self, stage: str) -> Path:
         return self.run / stage
@@ -217,6 +219,7 @@ def run_stages(
     say: Callable[[str], None] = lambda text: None,
     progress: Callable[[str], Progress] = lambda stage: lambda *_: None,
     redo_command: Callable[[str], str] = lambda stage: f"fusevlm run CONFIG --redo {stage}",
+    engine: Engine | None = None,
 ) -> dict[str, Manifest]:
     """Bring the run up to date; the manifests of all chosen stages.
 
@@ -224,7 +227,8 @@ def run_stages(
     that stage and those after it aside. ``again`` says which failed rows of finished stages are
     tried again; where that changes a stage, those after it are set aside and made anew.
     ``before`` is told the stages that will be made, and may refuse before anything is touched.
-    ``redo_command`` is what a refusal tells the reader to do about a stale stage.
+    ``redo_command`` is what a refusal tells the reader to do about a stale stage. ``engine`` makes
+    the parts of stages that have some; this process if None.
     """
     wanted = [name for name in chosen_stages(only, to) if not idle(name, config)]
     if not wanted:
@@ -247,7 +251,7 @@ def run_stages(
         for name in redone:
             _set_aside(run, name, say)
         runs.write_run(run, config)
-        work = Work(run, config, lambda *_: None, say, again)
+        work = Work(run, config, lambda *_: None, say, again, engine or InProcess())
         return _bring_all(work, wanted, progress, compared)
 
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from fusevlm.errors import ArtefactError, InputError
 from fusevlm.store.files import AnyPath
-from fusevlm.store.parts import Part, Parts, read_parts
+from fusevlm.store.parts import Part, Parts, Stored, read_parts
 from fusevlm.types import Generation, Samples
 
 KIND, EMBEDDINGS = "fusevlm.generations", "fusevlm.embeddings"
@@ -97,19 +98,54 @@ def read_generations(
     of ``answers`` only the judged answer's state is read, where it was kept; ``prompts`` are those
     whose state of the last prompt token is read, where it was stored.
     """
-    asked = dict.fromkeys([*([] if layer is None else [layer]), *layers])
-    judged_at = dict.fromkeys([*asked, *answers])
+    wish = Wish(layer, tuple(layers), tuple(answers), tuple(prompts))
+    for rows, arrays in read_parts(folder, KIND, wish.wanted):
+        yield from wish.unpack(rows, arrays, range(len(rows["query_id"])))
 
-    def wanted(name: str) -> bool:
+
+def generations_between(
+    stored: Stored, start: int, stop: int, wish: Wish | None = None
+) -> Iterator[Generation]:
+    """The generations in the rows from ``start`` to ``stop``, with what is wished for of them."""
+    chosen = wish or Wish()
+    for number, first, end in stored.spans(start, stop):
+        yield from chosen.unpack(*stored.read(number, chosen.wanted), range(first, end))
+
+
+@dataclass(frozen=True)
+class Wish:
+    """Which hidden states are read; see :func:`read_generations`."""
+
+    layer: str | None = None
+    layers: tuple[str, ...] = ()
+    answers: tuple[str, ...] = ()
+    prompts: tuple[str, ...] = ()
+
+    @property
+    def asked(self) -> dict[str, None]:
+        """Layers whose states of all samples are read."""
+        return dict.fromkeys([*([] if self.layer is None else [self.layer]), *self.layers])
+
+    @property
+    def judged(self) -> dict[str, None]:
+        """Layers whose state of the judged answer is read."""
+        return dict.fromkeys([*self.asked, *self.answers])
+
+    def wanted(self, name: str) -> bool:
+        """Whether an array of a part is read."""
         kind = name.partition(".")[2]
         if kind.endswith(PROMPT):
-            return kind.removesuffix(PROMPT) in prompts
+            return kind.removesuffix(PROMPT) in self.prompts
         if kind.endswith(".answer"):
-            return kind.removesuffix(".answer") in judged_at
-        return kind in asked or (bool(asked) and kind == "gram")
+            return kind.removesuffix(".answer") in self.judged
+        return kind in self.asked or (bool(self.asked) and kind == "gram")
 
-    for rows, arrays in read_parts(folder, KIND, wanted):
-        for k in range(len(rows["query_id"])):
+    def unpack(
+        self, rows: Mapping[str, Sequence[Any]], arrays: Mapping[str, Any], places: Iterable[int]
+    ) -> Iterator[Generation]:
+        """The generations in some rows of a part."""
+        asked, judged_at = self.asked, self.judged
+        for k in places:
             record = {name: values[k] for name, values in rows.items()}
             kept = record.pop("layers")
             gone = [name for name in asked if name not in kept]
@@ -121,9 +157,10 @@ def read_generations(
                 for name in judged_at
                 if f"{k}.{name}.answer" in arrays
             }
-            stored = {name: arrays.get(f"{k}.{name}{PROMPT}") for name in prompts}
+            stored = {name: arrays.get(f"{k}.{name}{PROMPT}") for name in self.prompts}
             prompt = {name: state for name, state in stored.items() if state is not None}
-            yield _generation(record, states, judged, prompt, arrays.get(f"{k}.gram"), layer)
+            gram = arrays.get(f"{k}.gram")
+            yield _generation(record, states, judged, prompt, gram, self.layer)
 
 
 def read_embeddings(

@@ -378,8 +378,7 @@ def _damaged(place: Place, name: str) -> ArtefactError:
 
 
 def _again(place: Place) -> str:
-    stage = place.where("").rstrip("/").rpartition("/")[2]
-    return f"Make the stage again: --redo {stage}."
+    return f"Make the stage again: --redo {place.name}."
 
 
 def _stem(index: int) -> str:

@@ -64,6 +64,11 @@ class Place(Protocol):
         ...
 
     @property
+    def name(self) -> str:
+        """The last level: of parts, the stage they belong to."""
+        ...
+
+    @property
     def folder(self) -> Path | None:
         """Of files on this machine; None of others."""
         ...
@@ -78,6 +83,10 @@ class Folder:
     @property
     def folder(self) -> Path:
         return self.path
+
+    @property
+    def name(self) -> str:
+        return self.path.name
 
     def names(self) -> list[str]:
         return sorted(path.name for path in self.path.iterdir()) if self.path.is_dir() else []
@@ -125,6 +134,10 @@ class Bucket:
         except (ValueError, *self._errors) as error:
             raise self._unusable(error) from error
         self._base = base.rstrip("/")
+
+    @property
+    def name(self) -> str:
+        return str(self._base).rpartition("/")[2]
 
     def below(self, name: str) -> Bucket:
         """The same with one more level."""
