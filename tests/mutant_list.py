@@ -673,38 +673,38 @@ MUTANTS = [
            "config.semantics.complement != 'none'", "False",
            "pipeline/test_semantics.py::test_the_run_computes_just_what_its_baselines_need"),
     Mutant("similarities of a part's first query for all",
-           "pipeline/semantics.py:read_semantics", "arrays.get(f'{k}')", "arrays.get('0')",
+           "pipeline/semantics.py:unpack_semantics", "arrays.get(f'{k}')", "arrays.get('0')",
            "pipeline/test_semantics.py::test_what_is_stored_comes_back"),
-    Mutant("a failed query kept", "pipeline/score.py:_failed",
+    Mutant("a failed query kept", "pipeline/table.py:failures",
            "{i: g.error for i, g in found.items() if g.error is not None}", "{}",
            "pipeline/test_score.py::"
            "test_failed_queries_are_left_out_and_the_others_keep_their_own"),
-    Mutant("a query without statistics kept", "pipeline/score.py:_failed",
-           "query_id not in failed and query_id not in statistics", "False",
+    Mutant("a query without statistics kept", "pipeline/table.py:failures",
+           "query_id not in failed and query_id not in embedded", "False",
            "pipeline/test_score.py::"
            "test_failed_queries_are_left_out_and_the_others_keep_their_own"),
-    Mutant("all labels may be read", "pipeline/score.py:read_table",
+    Mutant("all labels may be read", "pipeline/table.py:Reader.table",
            "[q.metadata['split'] == CALIBRATION for q in queries]", "[True for q in queries]",
            "pipeline/test_score.py::"
            "test_failed_queries_are_left_out_and_the_others_keep_their_own"),
-    Mutant("states not loaded", "pipeline/score.py:read_table",
+    Mutant("states not loaded", "pipeline/table.py:Reader._wish",
            "config.score.layer if 'embeddings' in needs else None", "None",
            "pipeline/test_score.py::"
            "test_hidden_states_are_those_of_the_named_layer_where_they_are_needed"),
-    Mutant("states of the last layer whatever is named", "pipeline/score.py:read_table",
+    Mutant("states of the last layer whatever is named", "pipeline/table.py:Reader._wish",
            "config.score.layer if 'embeddings' in needs else None",
            "'last' if 'embeddings' in needs else None",
            "pipeline/test_score.py::"
            "test_hidden_states_are_those_of_the_named_layer_where_they_are_needed"),
-    Mutant("samples of test queries judged", "pipeline/score.py:_sample_wrong",
+    Mutant("samples of test queries judged", "pipeline/table.py:_sample_wrong",
            "query.metadata['split'] != CALIBRATION", "False",
            "pipeline/test_score.py::test_samples_of_test_queries_are_not_judged"),
-    Mutant("scores joined by place", "pipeline/score.py:read_scored",
+    Mutant("scores joined by place", "pipeline/table.py:Scored._joined",
            "list(queries.ids) != table.pop('query_id')",
            "len(queries.ids) != len(table.pop('query_id'))",
            "pipeline/test_score.py::test_scores_of_other_queries_are_refused"),
-    Mutant("fitted on test queries too", "pipeline/calibrate.py:make",
-           "known, _ = queries.split()", "known = queries.take(slice(None))",
+    Mutant("fitted on test queries too", "pipeline/table.py:Scored.known",
+           "self.table(needs, 0, size, config) if size else None", "self.whole(needs)",
            "pipeline/test_score.py::test_no_fit_reads_a_test_label_or_a_test_query"),
     Mutant("thresholds from the tuning queries", "pipeline/methods.py:_values",
            "Values(u[tune][order], u[held], wrong[held], held is not tune, score_map, "
@@ -740,7 +740,7 @@ MUTANTS = [
            "replace(queries, columns=columns | dict(queries.columns))",
            "pipeline/test_curves.py::"
            "test_stacked_learns_from_the_samples_and_labels_of_each_point"),
-    Mutant("risk and delta swapped", "pipeline/measure.py:outcome_of",
+    Mutant("risk and delta swapped", "pipeline/measure.py:rules_of",
            "method.thresholds(config.risk, config.delta)",
            "method.thresholds(config.delta, config.risk)",
            "pipeline/test_measure.py::"
@@ -749,7 +749,7 @@ MUTANTS = [
            "applied = method.apply(queries)",
            "from fusevlm.fuse.thresholds import empirical\n"
            "applied = method.apply(queries)\n"
-           "thetas[EMPIRICAL] = empirical(applied.u, queries.wrong, risk=config.risk)",
+           "rules.thresholds[EMPIRICAL] = empirical(applied.u, queries.wrong, risk=config.risk)",
            "pipeline/test_measure.py::"
            "test_decisions_do_not_look_at_the_labels_of_the_queries_they_are_about"),
     Mutant("queries resampled for units", "pipeline/measure.py:_in_slice",
@@ -774,8 +774,8 @@ MUTANTS = [
            "pipeline/test_curves.py::test_differences_are_against_the_best_baseline"),
     Mutant("Holm without its steps", "pipeline/measure.py:holm", "len(order) - rank",
            "len(order)", "render/test_tables.py::test_holm_against_the_definition"),
-    Mutant("calibration queries measured too", "pipeline/evaluate.py:make",
-           "whole.take(whole.test)", "whole",
+    Mutant("calibration queries measured too", "pipeline/table.py:Scored.test_blocks",
+           "block[0] >= self.reader.n_calibration", "True",
            "pipeline/test_evaluate.py::test_only_test_queries_are_measured"),
     Mutant("all samples at every point of a curve", "pipeline/curves.py:over_samples",
            "queries.first(n)", "queries",
@@ -793,7 +793,7 @@ MUTANTS = [
            "[__version__, manifest.digest, asdict(wanted)]",
            "pipeline/test_bench_run.py::"
            "test_curves_are_kept_as_long_as_all_they_rest_on_is_the_same"),
-    Mutant("tokens of all samples", "pipeline/rounds.py:tokens",
+    Mutant("tokens of all samples", "pipeline/rounds.py:total_tokens",
            "(said.token_logprobs or ())[:n]", "said.token_logprobs or ()",
            "pipeline/test_run_rounds.py::test_a_run_tells_what_rounds_would_have_cost"),
     # ----------------------------------------------------------------------------------- scores
@@ -803,7 +803,8 @@ MUTANTS = [
     Mutant("folds of queries, not of units", "scores/held_out.py:out_of_fold",
            "[units[i] for i in fit]", "[queries.ids[i] for i in fit]",
            "scores/test_learnt_scores.py::test_no_query_is_scored_by_a_fit_on_its_own_unit"),
-    Mutant("distances to all answers for those to right ones", "scores/densities.py:_to_right",
+    Mutant("distances to all answers for those to right ones",
+           "scores/densities.py:_density_of_right",
            "train[~wrong[train]]", "train",
            "scores/test_learnt_scores.py::test_mahalanobis_against_scipy"),
     Mutant("nothing beyond the span of the states", "scores/densities.py:Density.distance",

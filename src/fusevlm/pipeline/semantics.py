@@ -8,7 +8,7 @@ evidence. What a setting leaves at "none" is left out, and the scores that need 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, overload
@@ -202,18 +202,27 @@ def _packed(
 
 def read_semantics(run: Path) -> dict[str, Semantics]:
     """What the stage found, by query id."""
+    found: dict[str, Semantics] = {}
+    for rows, arrays in read_parts(require(run, "semantics"), KIND):
+        found |= unpack_semantics(rows, arrays, range(len(rows["query_id"])))
+    return found
+
+
+def unpack_semantics(
+    rows: Mapping[str, Sequence[Any]], arrays: Mapping[str, Any], places: Iterable[int]
+) -> dict[str, Semantics]:
+    """What was found of the queries in some rows of a part, by query id."""
 
     def array(value: Any, dtype: Any) -> Any:
         return None if value is None else np.array(value, dtype=dtype)
 
-    found: dict[str, Semantics] = {}
-    for rows, arrays in read_parts(require(run, "semantics"), KIND):
-        for k, query_id in enumerate(rows["query_id"]):
-            found[query_id] = Semantics(
-                array(rows["meanings"][k], np.int64),
-                array(arrays.get(f"{k}"), np.float64),
-                array(rows["rephrasings"][k], np.bool_),
-                rows["p_true"][k],
-                rows["complement"][k] if "complement" in rows else None,  # older runs have none
-            )
-    return found
+    return {
+        rows["query_id"][k]: Semantics(
+            array(rows["meanings"][k], np.int64),
+            array(arrays.get(f"{k}"), np.float64),
+            array(rows["rephrasings"][k], np.bool_),
+            rows["p_true"][k],
+            rows["complement"][k] if "complement" in rows else None,  # older runs have none
+        )
+        for k in places
+    }

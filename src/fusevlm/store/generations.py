@@ -185,19 +185,49 @@ def read_embeddings(
 
 def read_views(folder: AnyPath) -> dict[str, Any]:
     """``{"image": [N, D], "question": [N, D]}`` of the same queries; {}: not kept."""
-    return _good_rows(folder, {"image": f"image{VIEW}", "question": f"text{BEFORE}"})[1]
+    return _good_rows(folder, VIEWS)[1]
+
+
+VECTORS = {"image": "image", "text": "text"}  # by what they are called later: names of arrays
+VIEWS = {"image": f"image{VIEW}", "question": f"text{BEFORE}"}
+
+
+def embeddings_between(
+    stored: Stored, start: int, stop: int
+) -> tuple[list[str], dict[str, Any], dict[str, Any]]:
+    """Ids, vectors and views of the queries in these rows that could be embedded."""
+    read = {*VECTORS.values(), *VIEWS.values()}
+    spans = [
+        (*stored.read(number, read.__contains__), slice(first, end))
+        for number, first, end in stored.spans(start, stop)
+    ]
+    ids, found = _gathered(spans, {**{f"v {k}": v for k, v in VECTORS.items()},
+                                   **{f"w {k}": v for k, v in VIEWS.items()}})  # fmt: skip
+    vectors, views = (
+        {k[2:]: rows for k, rows in found.items() if k.startswith(mark)} for mark in ("v ", "w ")
+    )
+    return ids, vectors, views
 
 
 def _good_rows(folder: AnyPath, named: Mapping[str, str]) -> tuple[list[str], dict[str, Any]]:
     """Ids of the queries that could be embedded, and their rows of the arrays that there are."""
+    parts = read_parts(folder, EMBEDDINGS, set(named.values()).__contains__)
+    return _gathered(((rows, arrays, slice(None)) for rows, arrays in parts), named)
+
+
+def _gathered(
+    parts: Iterable[tuple[Mapping[str, Sequence[Any]], Mapping[str, Any], slice]],
+    named: Mapping[str, str],
+) -> tuple[list[str], dict[str, Any]]:
+    """Ids and named arrays of the good rows among some of each part."""
     ids: list[str] = []
     found: dict[str, list[Any]] = {name: [] for name in named}
-    for rows, arrays in read_parts(folder, EMBEDDINGS):
-        good = np.array([error is None for error in rows["error"]])
-        ids += [i for i, ok in zip(rows["query_id"], good, strict=True) if ok]
+    for rows, arrays, some in parts:
+        good = np.array([error is None for error in rows["error"][some]])
+        ids += [i for i, ok in zip(rows["query_id"][some], good, strict=True) if ok]
         for name, own in named.items():
             if good.any() and own in arrays:
-                found[name].append(arrays[own][good])
+                found[name].append(arrays[own][some][good])
     return ids, {name: np.concatenate(parts) for name, parts in found.items() if parts}
 
 

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -42,7 +43,7 @@ from fusevlm.store.files import (
     unsealed,
 )
 from fusevlm.store.places import Folder, Place, place_of
-from fusevlm.store.tables import count_parquet, parquet_bytes, read_parquet
+from fusevlm.store.tables import parquet_bytes, read_parquet
 
 NAME = re.compile(r"\.?part-(\d{5,})(\.\d+)?\.(parquet|safetensors|json)(\.[0-9a-f]{1,8}\.tmp)?")
 ENDINGS = ("parquet", "safetensors")
@@ -126,6 +127,14 @@ class Parts:
         """A finished part."""
         return read_part(self.place, self.kind, index)
 
+    def remove(self, index: int) -> None:
+        """Remove a finished part that is not needed any more; its JSON first."""
+        part = read_note(self.place, self.kind, index)
+        self.place.remove(f"{_stem(index)}.json")
+        for ending in ENDINGS:
+            self.place.remove(_file(part, ending))
+        del self._facts[index]
+
     def tidy(self) -> None:
         """Remove what processes that were killed left between the finished parts."""
         for name in self.place.names():
@@ -174,21 +183,30 @@ class Stored:
 
     def __init__(self, folder: AnyPath, kind: str) -> None:
         self.place, self.kind = place_of(folder), kind
+        self.kinds: Counter[str] = Counter()  # arrays of single rows by what they are, such as last
         self._parts: list[int] = []
         self._good: list[int] = []
         sizes = []
         for part in _finished(self.place, kind):
-            rows = _whole(part, "queries") if "queries" in part else self._count(part)
+            rows, good = self._counted(part)
             self._parts.append(part["index"])
-            self._good.append(rows - _whole(part, "failed"))
+            self._good.append(good)
             sizes.append(rows)
+            known = part.get("arrays")
+            names = _arrays(self.place, part, lambda name: True) if known is None else known
+            self.kinds.update(name.partition(".")[2] for name in names)
         self._starts = [0, *accumulate(sizes)]
 
     def __len__(self) -> int:
         return self._starts[-1]
 
-    def _count(self, part: Mapping[str, Any]) -> int:
-        return count_parquet(_checked(self.place, part, "parquet"))
+    def _counted(self, part: Mapping[str, Any]) -> tuple[int, int]:
+        """Rows of a part, and those without an error; parts of before may not say."""
+        if "queries" in part and "failed" in part:
+            return _whole(part, "queries"), _whole(part, "queries") - _whole(part, "failed")
+        rows = read_parquet(_checked(self.place, part, "parquet"))
+        size = len(next(iter(rows.values()), []))
+        return size, sum(error is None for error in rows.get("error", [None] * size))
 
     @cached_property
     def good(self) -> list[int]:

@@ -51,23 +51,17 @@ def read_parquet(source: AnyPath | bytes, cure: str = "") -> dict[str, list[Any]
     return found
 
 
-def count_parquet(whole: bytes) -> int:
-    """Rows of a Parquet file, from its bytes."""
-    arrow = extra("pyarrow", "reading a table", "frames")
-    parquet = extra("pyarrow.parquet", "reading a table", "frames")
-    return int(parquet.ParquetFile(arrow.BufferReader(whole)).metadata.num_rows)
-
-
 class TableWriter:
-    """Writes a Parquet file block by block, one in memory at a time; there when it is closed.
+    """Writes a Parquet file block by block, few rows in memory; it is there when it is closed.
 
-    ``types`` are Arrow's types of the columns by name, as text. A file of one block has the bytes
-    of :func:`save_parquet`, whatever the types.
+    ``types`` are Arrow's types of the columns by name, as text. A file of at most :data:`GROUP`
+    rows has the bytes of :func:`save_parquet`, whatever the types.
     """
 
     def __init__(self, path: AnyPath, types: Mapping[str, str]) -> None:
-        self.path, self.types, self.rows = Path(path), dict(types), 0
-        self._first: Mapping[str, Any] | None = None
+        self.path, self.types = Path(path), dict(types)
+        self._waiting: list[Mapping[str, Any]] = []
+        self._size = 0  # rows of them
         self._open = ExitStack()
         self._writer: Any = None
 
@@ -76,18 +70,22 @@ class TableWriter:
 
     def write(self, block: Mapping[str, Any]) -> None:
         """Add rows."""
-        self.rows += len(next(iter(block.values())))
-        if self._first is None and self._writer is None:
-            self._first = block
-            return
+        self._waiting.append(block)
+        self._size += len(next(iter(block.values())))
+        if self._size > GROUP:
+            self._flush()
+
+    def _flush(self) -> None:
+        """Write the rows that wait."""
+        arrow = extra("pyarrow", "writing a table", "frames")
+        schema = self._schema()
         if self._writer is None:
             parquet = extra("pyarrow.parquet", "writing a table", "frames")
             stream = self._open.enter_context(writing(self.path))
-            self._writer = self._open.enter_context(parquet.ParquetWriter(stream, self._schema()))
-            assert self._first is not None
-            self._add(self._first)
-            self._first = None
-        self._add(block)
+            self._writer = self._open.enter_context(parquet.ParquetWriter(stream, schema))
+        found = [arrow.table(dict(block)).cast(schema) for block in self._waiting]
+        self._writer.write_table(arrow.concat_tables(found).combine_chunks())
+        self._waiting, self._size = [], 0
 
     def _schema(self) -> Any:
         arrow = extra("pyarrow", "writing a table", "frames")
@@ -100,14 +98,18 @@ class TableWriter:
             ]
         )
 
-    def _add(self, block: Mapping[str, Any]) -> None:
-        arrow = extra("pyarrow", "writing a table", "frames")
-        self._writer.write_table(arrow.table(dict(block)).cast(self._schema()))
-
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
-        if kind is None and self._first is not None:
-            save_parquet(self.path, self._first)
+        if kind is None and self._waiting:
+            if self._writer is None:
+                save_parquet(self.path, _joined(self._waiting))
+            else:
+                self._flush()
         self._open.__exit__(kind, error, trace)
+
+
+def _joined(blocks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The columns of blocks one after the other."""
+    return {name: [value for block in blocks for value in block[name]] for name in blocks[0]}
 
 
 class StoredTable:
