@@ -174,13 +174,45 @@ def read_embeddings(
     ending = BEFORE if activations else ""
     ids, found = _good_rows(folder, {name: name + ending for name in ("image", "text")})
     if not ids:
-        raise ArtefactError(f"{folder} holds no embedded query. Run fusevlm embed first.")
+        raise nothing_embedded(folder)
     if activations and not found:
-        raise ArtefactError(
-            f"{folder} holds no activations of the towers. Make the stage again with "
-            f"embed.activations = true: --redo embed."
-        )
+        raise no_activations(folder)
     return ids, found
+
+
+def no_activations(folder: AnyPath) -> ArtefactError:
+    """Of a stage that kept none."""
+    return ArtefactError(
+        f"{folder} holds no activations of the towers. Make the stage again with "
+        f"embed.activations = true: --redo embed."
+    )
+
+
+def nothing_embedded(folder: AnyPath) -> ArtefactError:
+    """Of a stage in which every query failed."""
+    return ArtefactError(f"{folder} holds no embedded query. Run fusevlm embed first.")
+
+
+def embedding_blocks(
+    folder: AnyPath, size: int, *, activations: bool = False
+) -> Iterator[tuple[list[str], dict[str, Any]]]:
+    """What :func:`read_embeddings` gives, ``size`` queries at a time."""
+    ending = BEFORE if activations else ""
+    named = {name: name + ending for name in ("image", "text")}
+    ids: list[str] = []
+    waiting: dict[str, list[Any]] = {}
+    parts = read_parts(folder, EMBEDDINGS, set(named.values()).__contains__)
+    for rows, arrays in parts:
+        own, found = _gathered([(rows, arrays, slice(None))], named)
+        ids += own
+        for name, values in found.items():
+            waiting.setdefault(name, []).append(values)
+        while len(ids) >= size:
+            joined = {name: np.concatenate(values) for name, values in waiting.items()}
+            yield ids[:size], {name: values[:size] for name, values in joined.items()}
+            ids, waiting = ids[size:], {name: [values[size:]] for name, values in joined.items()}
+    if ids:
+        yield ids, {name: np.concatenate(values) for name, values in waiting.items()}
 
 
 def read_views(folder: AnyPath) -> dict[str, Any]:
