@@ -40,7 +40,7 @@ from fusevlm.store import read_json, read_parquet, save, save_json, save_parquet
 from fusevlm.store.columns import Columns
 from fusevlm.store.files import remove, slug
 from fusevlm.store.runs import require_whole
-from fusevlm.store.tables import TableWriter, csv_bytes
+from fusevlm.store.tables import StoredTable, TableWriter, csv_bytes
 from fusevlm.types import Queries
 
 RESULTS, TABLE, PREDICTIONS = "results.json", "results.csv", "predictions.parquet"
@@ -315,6 +315,11 @@ def read_results(run: Path) -> dict[str, Any]:
 def read_predictions(run: Path) -> dict[str, list[Any]]:
     """What every method said of every test query."""
     return read_parquet(require_whole(run, "evaluate") / PREDICTIONS, REDO)
+
+
+def open_predictions(run: Path) -> StoredTable:
+    """The same, read when it is looked at."""
+    return StoredTable(require_whole(run, "evaluate") / PREDICTIONS, REDO)
 
 
 def evaluate(
