@@ -65,6 +65,12 @@ def split_source(source: str) -> tuple[str, str]:
     return found[1], found[2]
 
 
+def behind_server(source: str) -> bool:
+    """Whether a model is a service, whose answers are paid for: its loader takes limits of one."""
+    name, _ = split_source(source)
+    return name != HUGGINGFACE and "server" in inspect.signature(_loader(name)).parameters
+
+
 def registered() -> dict[str, EntryPoint]:
     """Every registered model by name: ours, and those of other installed packages."""
     found = dict(OURS)

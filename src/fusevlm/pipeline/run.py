@@ -17,6 +17,7 @@ from typing import Any
 from fusevlm import checks
 from fusevlm.config import as_tree
 from fusevlm.errors import ArtefactError, InputError
+from fusevlm.models.budget import Shared
 from fusevlm.pipeline.engine import Engine, InProcess
 from fusevlm.pipeline.parts import ALL, NEVER, PASSING, Progress
 from fusevlm.settings import TRAIN, AdapterConfig, Config, DataConfig, EmbedConfig
@@ -35,6 +36,8 @@ class Work:
     say: Callable[[str], None] = lambda text: None
     again: str = PASSING  # which failed rows are tried again: NEVER, PASSING or ALL
     engine: Engine = field(default_factory=InProcess)  # who makes parts
+    worker: str = ""  # the name of a process that works beside others; none alone
+    shared: Shared | None = None  # what such processes use of a service together
 
     def folder(self, stage: str) -> Path:
         return self.run / stage

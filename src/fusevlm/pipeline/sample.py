@@ -14,6 +14,7 @@ from fusevlm.config import used_devices
 from fusevlm.errors import ArtefactError, InputError
 from fusevlm.fuse.estimator import Fuse
 from fusevlm.fuse.evidence import response_rows
+from fusevlm.models.budget import Shared
 from fusevlm.models.devices import CPU, need_device
 from fusevlm.models.protocol import SHORT_ANSWER, Decoding, Model, Paid
 from fusevlm.models.registry import load_model, local_input
@@ -71,7 +72,7 @@ def items(work: Work) -> Sequence[Query]:
 def open_maker(work: Work) -> Sampler:
     """The model of the run, ready to sample."""
     sample = work.config.sample
-    model = load_sampler(work.config, before=read_server(work.run, "sample"))
+    model = load_sampler(work.config, before=read_server(work.run, "sample"), shared=work.shared)
     return Sampler(
         model,
         parse(sample.temperature, sample.n, sample.seed),
@@ -241,8 +242,13 @@ def _whitened_gram(fuse: Fuse) -> Whiten:
     return gram
 
 
-def load_sampler(config: Config, *, before: Mapping[str, Any] | None = None) -> Model:
-    """The model of a config, ready to sample; ``before`` is what is noted of its server."""
+def load_sampler(
+    config: Config, *, before: Mapping[str, Any] | None = None, shared: Shared | None = None
+) -> Model:
+    """The model of a config, ready to sample.
+
+    ``before`` is what is noted of its server, ``shared`` what other processes use of it too.
+    """
     sample = config.sample
     decoding = Decoding(
         prompt=sample.prompt or SHORT_ANSWER,
@@ -265,5 +271,7 @@ def load_sampler(config: Config, *, before: Mapping[str, Any] | None = None) -> 
         options["quantization_config"] = transformers.BitsAndBytesConfig(
             load_in_4bit=sample.quantize == "4bit", load_in_8bit=sample.quantize == "8bit"
         )
-    offered = {"server": config.server, "before": before or None, "vllm": config.vllm}
+    offered = {
+        "server": config.server, "before": before or None, "vllm": config.vllm, "shared": shared,
+    }  # fmt: skip
     return load_model(sample.model, decoding, offered=offered, **options)

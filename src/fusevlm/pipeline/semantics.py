@@ -33,10 +33,11 @@ from fusevlm.pipeline.sample import (
 from fusevlm.scores import SCORES, needs_of
 from fusevlm.semantics.find import PARTS, Tools, find_semantics
 from fusevlm.settings import Config
+from fusevlm.store.cache import BESIDE, gather_pairs
 from fusevlm.store.files import save_sealed
 from fusevlm.store.generations import KIND as GENERATIONS
 from fusevlm.store.generations import generations_between
-from fusevlm.store.journal import Journal
+from fusevlm.store.journal import Journal, gather
 from fusevlm.store.parts import Part, Parts, Stored, read_parts
 from fusevlm.store.runs import SERVER, require
 from fusevlm.types import Query, Samples, Semantics
@@ -78,7 +79,9 @@ def make(work: Work) -> dict[str, int]:
     job = Job(
         "semantics", parts, found, part_size(len(found), BATCH), noted=partial(_note, parts.folder)
     )
+    _gather(work.run)  # of an earlier session
     work.engine.fill(job, work)
+    _gather(work.run)
     return {"queries": len(found), **spent(read_server(work.run, "semantics"))}
 
 
@@ -149,7 +152,7 @@ class Finder:
             config.semantics,
             load_vlm=self._open,
             generator=lambda name: model_folder(name, GENERATOR),
-            cache=work.run / CACHE,
+            cache=_own(work.run / CACHE, work.worker),
         )
 
     def make(self, piece: Piece) -> Part:
@@ -167,12 +170,30 @@ class Finder:
 
     def _open(self) -> Model:
         """The model of the run; answers that are paid for are kept in the run."""
-        run = self.work.run
-        model = load_sampler(self.work.config, before=read_server(run, "sample", "semantics"))
+        work, journal = self.work, self.work.run / PAID
+        given: dict[str, Any] = {} if work.shared is None else {"shared": work.shared}
+        noted = read_server(work.run, "sample", "semantics")
+        model = load_sampler(work.config, before=noted, **given)
         if isinstance(model, Paid):
-            model.journal = Journal(run / PAID)
+            others = [journal, *_of_workers(journal)] if work.worker else []
+            model.journal = Journal(_own(journal, work.worker), others)
         self.opened.append(model)
         return model
+
+
+def _own(path: Path, worker: str) -> Path:
+    """The file that a worker has beside those of others."""
+    return path.with_name(f"{path.name}.{worker}") if worker else path
+
+
+def _of_workers(path: Path) -> list[Path]:
+    return sorted(p for p in path.parent.glob(f"{path.name}.*") if not p.name.endswith(BESIDE[1:]))
+
+
+def _gather(run: Path) -> None:
+    """Put together what workers kept, each for itself."""
+    gather_pairs(run / CACHE, _of_workers(run / CACHE))
+    gather(run / PAID, _of_workers(run / PAID))
 
 
 def _note(folder: Path, index: int | None, told: Mapping[str, Any]) -> str:
