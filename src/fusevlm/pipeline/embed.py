@@ -14,13 +14,13 @@ from fusevlm.errors import FuseError, InputError
 from fusevlm.models.devices import out_of_memory
 from fusevlm.models.registry import local_input, model_folder, need_models
 from fusevlm.pipeline.data import read_asked
-from fusevlm.pipeline.engine import Job
+from fusevlm.pipeline.engine import Job, open_parts
 from fusevlm.pipeline.parts import Piece, part_size
 from fusevlm.pipeline.run import Work
 from fusevlm.priors.pictures import picture_statistics
 from fusevlm.settings import MINILM, NONE, Config, EmbedConfig
 from fusevlm.store.generations import BEFORE, EMBEDDINGS, VIEW, count_rows
-from fusevlm.store.parts import Part, Parts
+from fusevlm.store.parts import Part
 from fusevlm.types import Query
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def inputs(config: Config) -> dict[str, Path]:
 
 def make(work: Work) -> dict[str, int]:
     """Embed, or go on embedding."""
-    queries, parts = items(work), Parts(work.folder("embed"), EMBEDDINGS)
+    queries, parts = items(work), open_parts(work, "embed", EMBEDDINGS)
     size = part_size(len(queries), work.config.embed.batch)
     work.engine.fill(Job("embed", parts, queries, size, again=work.again), work)
     return {name: parts.total(name) for name in ("queries", "failed", "passing")}

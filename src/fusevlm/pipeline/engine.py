@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from fusevlm.pipeline.parts import NEVER, Maker, Piece, fill, open_pieces
 from fusevlm.store.parts import Parts
+from fusevlm.store.places import point_to
 
 if TYPE_CHECKING:
     from fusevlm.pipeline.run import Work
@@ -69,6 +70,14 @@ class InProcess:
                 job.parts, pieces, len(job.items), job.size, maker,
                 progress=work.progress, noted=job.noted,
             )  # fmt: skip
+
+
+def open_parts(work: Work, stage: str, kind: str) -> Parts:
+    """The parts of a stage, in the run folder or in the bucket that the config names."""
+    folder = work.folder(stage)
+    if work.config.storage.parts:
+        point_to(folder, work.config.storage.parts)
+    return Parts(folder, kind)
 
 
 def open_maker(stage: str, work: Work) -> Maker:

@@ -20,7 +20,7 @@ from fusevlm.models.protocol import SHORT_ANSWER, Decoding, Model, Paid
 from fusevlm.models.registry import load_model, local_input
 from fusevlm.models.temperatures import parse
 from fusevlm.pipeline.data import read_asked
-from fusevlm.pipeline.engine import Job
+from fusevlm.pipeline.engine import Job, open_parts
 from fusevlm.pipeline.parts import NEVER, Piece, Progress, fill, open_pieces, part_size
 from fusevlm.pipeline.run import Work
 from fusevlm.settings import Config
@@ -50,7 +50,7 @@ def make(work: Work) -> dict[str, int]:
     if work.engine.here:
         for key, device in used_devices(work.config).items():
             need_device(device, key)  # also of later stages: what cannot load is found out now
-    queries, parts = items(work), Parts(work.folder("sample"), KIND)
+    queries, parts = items(work), open_parts(work, "sample", KIND)
     size = part_size(len(queries), sample.batch)
     noted = partial(note_part, parts)
     work.engine.fill(Job("sample", parts, queries, size, again=work.again, noted=noted), work)

@@ -14,7 +14,7 @@ from typing import Any
 
 from fusevlm.checks import FloatArray
 from fusevlm.errors import ArtefactError
-from fusevlm.pipeline.engine import Job
+from fusevlm.pipeline.engine import Job, open_parts
 from fusevlm.pipeline.parts import Piece
 from fusevlm.pipeline.run import Work
 from fusevlm.pipeline.table import (
@@ -52,7 +52,7 @@ TOLD = "seconds"
 def make(work: Work) -> dict[str, int]:
     """Write scores, labels, and the queries that have neither with the reason."""
     folder = work.folder("score")
-    parts = Parts(folder, KIND)
+    parts = open_parts(work, "score", KIND)
     seconds: dict[str, float] = {}
 
     def noted(index: int | None, told: Mapping[str, Any]) -> str:

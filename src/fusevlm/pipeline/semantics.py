@@ -19,7 +19,7 @@ from fusevlm.errors import InputError
 from fusevlm.models.protocol import Model, Paid
 from fusevlm.models.registry import local_input, model_folder, split_source
 from fusevlm.pipeline.data import read_asked
-from fusevlm.pipeline.engine import Job
+from fusevlm.pipeline.engine import Job, open_parts
 from fusevlm.pipeline.parts import Piece, part_size
 from fusevlm.pipeline.run import Work
 from fusevlm.pipeline.sample import (
@@ -38,7 +38,7 @@ from fusevlm.store.files import save_sealed
 from fusevlm.store.generations import KIND as GENERATIONS
 from fusevlm.store.generations import generations_between
 from fusevlm.store.journal import Journal, gather
-from fusevlm.store.parts import Part, Parts, Stored, read_parts
+from fusevlm.store.parts import Part, Stored, read_parts
 from fusevlm.store.runs import SERVER, require
 from fusevlm.types import Query, Samples, Semantics
 
@@ -75,7 +75,7 @@ def check(config: Config) -> None:
 
 def make(work: Work) -> dict[str, int]:
     """Go through the sampled queries, ``BATCH`` at a time, going on where it stopped."""
-    found, parts = items(work), Parts(work.folder("semantics"), KIND)
+    found, parts = items(work), open_parts(work, "semantics", KIND)
     job = Job(
         "semantics", parts, found, part_size(len(found), BATCH), noted=partial(_note, parts.folder)
     )

@@ -100,10 +100,13 @@ def validate(config: Config, run: Path) -> Validation:
     return Validation(plan, list(dict.fromkeys(problems)))
 
 
-def preflight(config: Config, run: Path, stages: Collection[str]) -> None:
+def preflight(
+    config: Config, run: Path, stages: Collection[str], away: Collection[str] = ()
+) -> None:
     """Refuse, before anything of a run is touched, what would stop one of the ``stages`` later.
 
-    What only some queries would fail of (pictures that are missing) does not stop a run.
+    What only some queries would fail of (pictures that are missing) does not stop a run. Stages
+    that are made ``away``, by workers, need no device of this machine.
     """
     problems: list[str] = []
 
@@ -114,7 +117,7 @@ def preflight(config: Config, run: Path, stages: Collection[str]) -> None:
             problems.append(str(error))
             return None
 
-    problems += machine_problems(config, stages)
+    problems += machine_problems(config, [stage for stage in stages if stage not in away])
     for key, (source, part) in model_sources(config).items():
         used = set(READS.get(key, (key.partition(".")[0],))) & set(stages)
         if used and check(partial(_model, key, source, part)) is not None:

@@ -111,6 +111,16 @@ def refuse_shared(path: Path, known: os.stat_result) -> None:
         raise ArtefactError(f"{path} {what}, and would be written to. Remove it.")
 
 
+def open_log(path: AnyPath) -> BinaryIO:
+    """A file that another process writes its words to, at its end."""
+    target = Path(path)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        return os.fdopen(open_own(target, os.O_WRONLY | os.O_APPEND), "ab")
+    except OSError as error:
+        raise _unwritten(target, error) from error
+
+
 def read_regular(path: AnyPath, most: int | None = None) -> bytes:
     """The bytes of a regular file, at most so many; a pipe or a device would never end.
 

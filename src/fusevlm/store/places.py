@@ -9,7 +9,7 @@ written under another name first.
 from __future__ import annotations
 
 import re
-import shutil
+import secrets
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -26,6 +26,7 @@ from fusevlm.store.files import (
     read_regular,
     save,
     save_json,
+    slug,
 )
 
 POINTER = "place.json"  # in a stage's folder: where its parts lie instead
@@ -139,9 +140,10 @@ class Bucket:
     def name(self) -> str:
         return str(self._base).rpartition("/")[2]
 
-    def below(self, name: str) -> Bucket:
-        """The same with one more level."""
-        return Bucket(below(self.address, name))
+    def beside(self, name: str) -> str:
+        """The address of another level beside this one."""
+        head, mark, options = self.address.partition("?")
+        return f"{head.rstrip('/').rpartition('/')[0]}/{name}{mark}{options}"
 
     def names(self) -> list[str]:
         found = self._tried(
@@ -247,22 +249,28 @@ def below(address: str, name: str) -> str:
 
 def place_of(folder: AnyPath) -> Place:
     """Where the parts of the stage in ``folder`` lie."""
+    return point_of(folder) if (Path(folder) / POINTER).is_file() else Folder(folder)
+
+
+def point_of(folder: AnyPath) -> Bucket:
+    """The bucket that the pointer in a stage's folder names."""
     pointer = Path(folder) / POINTER
-    if not pointer.is_file():
-        return Folder(folder)
-    noted = read_json(pointer, "Make the stage again.")
-    address = noted.get("parts")
+    address = read_json(pointer, "Make the stage again.").get("parts")
     if not isinstance(address, str):
         raise ArtefactError(f"{pointer} names no place. Make the stage again.")
     return Bucket(address)
 
 
 def point_to(folder: AnyPath, address: str) -> None:
-    """Have the parts of a stage in a bucket; one that was begun elsewhere stays where it is."""
+    """Have the parts of a stage in a bucket, at a level of their own below the address.
+
+    A stage that was begun stays where it is.
+    """
     home = Path(folder)
     if (home / POINTER).exists() or any(home.glob("part-*.json")):
         return
-    save_json(home / POINTER, {"parts": checked_address(address)})
+    own = below(checked_address(address), f"{slug(home.parent.name)}-{secrets.token_hex(4)}")
+    save_json(home / POINTER, {"parts": below(own, home.name)})
 
 
 def copy_out(place: Place, files: Mapping[str, Path]) -> None:
@@ -277,8 +285,3 @@ def copy_in(place: Place, names: Iterable[str], folder: Path) -> None:
     """Files of a place into a folder of this machine; ``a%2Fb`` becomes b in the folder a."""
     for name in names:
         save(folder / name.replace("%2F", "/"), place.read(name))
-
-
-def forget(folder: Path) -> None:
-    """Remove a folder that was made for the time being."""
-    shutil.rmtree(folder, ignore_errors=True)
