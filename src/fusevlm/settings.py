@@ -65,6 +65,8 @@ class SampleConfig:
     batch: Annotated[int, Whole(1)] = 16
     seed: Annotated[int, SEED] = 0
     half: bool = False  # hidden states as float16
+    # hidden states of test queries: all; or Gram matrices and single states; auto: by their number
+    states: Annotated[str, OneOf("auto", "full", "reduced")] = "auto"
     gram: str = ""  # folder of a saved Fuse: its whitened Grams are kept instead of hidden states
     dtype: Annotated[str, DTYPE] = "auto"
     device: Annotated[str, Device()] = "cpu"

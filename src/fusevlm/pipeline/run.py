@@ -91,8 +91,8 @@ STAGES: dict[str, Stage] = {
 
 # settings that change no result: a stage made with others is not stale
 NEUTRAL = frozenset(
-    ["sample.batch", "sample.device", "sample.device_map", "embed.batch", "embed.device",
-     "adapter.device", "semantics.device"]
+    ["sample.batch", "sample.device", "sample.device_map", "sample.states", "embed.batch",
+     "embed.device", "adapter.device", "semantics.device"]
 )  # fmt: skip
 # settings that name files, by the inputs that are read there: other paths to the same are the same
 FILES = {key: (key,) for key in (

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
+from dataclasses import replace
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,16 @@ from fusevlm.models.devices import CPU, need_device
 from fusevlm.models.protocol import SHORT_ANSWER, Decoding, Model, Paid
 from fusevlm.models.registry import load_model, local_input
 from fusevlm.models.temperatures import parse
-from fusevlm.pipeline.data import read_asked
+from fusevlm.pipeline.data import Asked, read_asked
 from fusevlm.pipeline.engine import Job, open_parts
 from fusevlm.pipeline.parts import NEVER, Piece, Progress, fill, open_pieces, part_size
+from fusevlm.pipeline.reduction import (
+    Reduction,
+    check_known,
+    decide,
+    fit_reduction,
+    load_reduction,
+)
 from fusevlm.pipeline.run import Work
 from fusevlm.settings import Config
 from fusevlm.store.files import read_sealed, save_sealed
@@ -51,9 +59,23 @@ def make(work: Work) -> dict[str, int]:
         for key, device in used_devices(work.config).items():
             need_device(device, key)  # also of later stages: what cannot load is found out now
     queries, parts = items(work), open_parts(work, "sample", KIND)
-    size = part_size(len(queries), sample.batch)
-    noted = partial(note_part, parts)
-    work.engine.fill(Job("sample", parts, queries, size, again=work.again, noted=noted), work)
+    known, folder = queries.n_calibration, work.folder("sample")
+    reduced = decide(work.config, folder, queries)
+    job = Job(
+        "sample",
+        parts,
+        queries,
+        part_size(len(queries), sample.batch),
+        (known,) if reduced else (),
+        again=work.again,
+        noted=partial(note_part, parts),
+    )
+    if reduced and not work.engine.here:  # what test queries are reduced by must be there first
+        work.engine.fill(replace(job, until=known), work)
+        ready_reduction(work, queries)
+    work.engine.fill(job, work)
+    if reduced and (found := load_reduction(folder)) is not None:
+        check_known(found, folder, queries, work.config)
     return {
         "queries": parts.total("queries"),
         "failed": parts.total("failed"),
@@ -64,9 +86,21 @@ def make(work: Work) -> dict[str, int]:
     }
 
 
-def items(work: Work) -> Sequence[Query]:
+def items(work: Work) -> Asked:
     """The queries of all splits."""
     return read_asked(work.run)
+
+
+def ready_reduction(work: Work, queries: Asked) -> Reduction | None:
+    """What states are reduced by: fitted on the calibration queries, once, and kept."""
+    folder = work.folder("sample")
+    found = load_reduction(folder)
+    if found is None:
+        work.say("sample: fitting what states are reduced by")
+        found = fit_reduction(folder, queries, work.config)
+        if found is not None:
+            found.save(folder)
+    return found
 
 
 def open_maker(work: Work) -> Sampler:
@@ -81,7 +115,23 @@ def open_maker(work: Work) -> Sampler:
         batch=sample.batch,
         half=sample.half,
         gram=_whitened_gram(Fuse.load(sample.gram)) if sample.gram else None,
+        reduction=_Late(work) if decide(work.config, work.folder("sample"), items(work)) else None,
     )
+
+
+class _Late:
+    """The reduction of a run, which is there once its calibration queries are answered."""
+
+    def __init__(self, work: Work) -> None:
+        self.work, self.queries = work, items(work)
+
+    def of(self, piece: Piece) -> Reduction | None:
+        """What the states of a piece are reduced by; None of calibration queries."""
+        return self._found if piece.start >= self.queries.n_calibration else None
+
+    @cached_property
+    def _found(self) -> Reduction | None:
+        return ready_reduction(self.work, self.queries)
 
 
 class Sampler:
@@ -101,9 +151,11 @@ class Sampler:
         batch: int = 8,
         half: bool = False,
         gram: Whiten | None = None,
+        reduction: _Late | None = None,
     ) -> None:
         self.model, self.temperatures, self.folder = model, temperatures, folder
         self.seed, self.batch, self.half, self.gram = seed, batch, half, gram
+        self.reduction = reduction
 
     def make(self, piece: Piece) -> Part:
         found: list[Generation] = []
@@ -112,7 +164,8 @@ class Sampler:
                 some = piece.items[start : start + self.batch]
                 n = len(self.temperatures)
                 found += self.model.sample(some, n, self.temperatures, self.seed)
-        return pack_generations(found, half=self.half, gram=self.gram)
+        reduce = None if self.reduction is None else self.reduction.of(piece)
+        return pack_generations(found, half=self.half, gram=self.gram, reduce=reduce)
 
     def told(self) -> dict[str, Any]:
         return told_of(self.model)

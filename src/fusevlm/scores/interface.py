@@ -128,9 +128,14 @@ def _find(queries: Queries, need: str) -> Any:
         value = getattr(queries, need)
         return () if value is None else value
     if need == "middle":
-        return queries.states.get(need, ()) if any(map(len, queries.samples)) else ()
+        if not any(map(len, queries.samples)):
+            return ()
+        return queries.states.get(need) or _reduced(queries, need)
     if need == "answer_state":
         return next(iter(queries.answer_states.values()), ())
+    if need == "embeddings" and any(said.grams for said in queries.samples):
+        return [said.grams or None if said.embeddings is None else said.embeddings
+                for said in queries.samples]  # fmt: skip
     rows = queries.samples if need in _OF_SAMPLES else queries.semantics or ()
     found = [getattr(row, need) for row in rows]
     if need not in _OF_EACH:
@@ -138,6 +143,15 @@ def _find(queries: Queries, need: str) -> Any:
     return [
         value if len(said) else None for value, said in zip(found, queries.samples, strict=False)
     ]
+
+
+def _reduced(queries: Queries, layer: str) -> Any:
+    """Gram matrices that were kept instead of a layer's states; empty where no query has any."""
+    found = [
+        said.grams if any(name.startswith(layer) for name in said.grams) else None
+        for said in queries.samples
+    ]
+    return found if any(own is not None for own in found) else ()
 
 
 def check(queries: Queries) -> None:

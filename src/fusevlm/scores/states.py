@@ -5,10 +5,14 @@ Only the n×n Gram matrix of the states is formed, never a d×d one.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import numpy as np
 
 from fusevlm import checks
 from fusevlm.checks import FloatArray
+from fusevlm.errors import InputError
 from fusevlm.fuse.evidence import balance_by_median
 from fusevlm.scores.interface import Predict, given
 from fusevlm.scores.likelihood import sequences
@@ -123,14 +127,40 @@ def _spectrum(
     """
     grams = []
     for states in given(queries, layer):
-        rows = checks.matrix(states, layer)
-        if unit:
-            rows = checks.unit_rows(rows, layer)
-        if centred:
-            rows = rows - rows.mean(axis=1, keepdims=True)
-        G = rows @ rows.T
-        grams.append(G / max(rows.shape[1] - 1, 1) if covariance else G)
+        if isinstance(states, Mapping):
+            G, d = _kept(states, gram_name(layer, unit, centred))
+        else:
+            G, d = state_gram(states, layer, unit, centred)
+        grams.append(G / max(d - 1, 1) if covariance else G)
     return by_size(
         grams,
         lambda G: np.log(np.maximum(np.linalg.eigvalsh(G), 0.0) + added).mean(axis=-1),
     )
+
+
+# what scores read of the states of all samples: layer, unit length, centred over features
+FORMS = (("embeddings", True, False), ("embeddings", True, True), ("middle", False, True))
+
+
+def gram_name(layer: str, unit: bool, centred: bool) -> str:
+    """What a Gram matrix that is kept instead of the states is called."""
+    return f"{layer}{' unit' * unit}{' centred' * centred}"
+
+
+def state_gram(states: Any, layer: str, unit: bool, centred: bool) -> tuple[FloatArray, int]:
+    """RRᵀ [n, n] of the states [n, d], made unit length and centred over features if wanted; d."""
+    rows = checks.matrix(states, layer)
+    if unit:
+        rows = checks.unit_rows(rows, layer)
+    if centred:
+        rows = rows - rows.mean(axis=1, keepdims=True)
+    return np.asarray(rows @ rows.T), rows.shape[1]
+
+
+def _kept(grams: Mapping[str, tuple[FloatArray, int]], name: str) -> tuple[FloatArray, int]:
+    if name not in grams:
+        raise InputError(
+            f"the Gram matrix {name!r} was not kept of some query. Keep all hidden states: "
+            f"sample.states = 'full', --redo sample."
+        )
+    return grams[name]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -18,16 +18,39 @@ PROMPT = ".prompt"  # ends the name of an array: the last prompt token's state
 BEFORE = "_pre"  # ends the name of an array: a tower's activations before its projection
 VIEW = "_view"  # and of one by which novelty is judged
 
+GRAM = ".gram"  # and of a Gram matrix that is kept instead of states
+
 Whiten = Callable[[Samples], tuple[np.ndarray[Any, Any], int]]
 
 
+@dataclass(frozen=True)
+class Reduced:
+    """What is kept of a query's hidden states: Gram matrices by name, and single states by layer.
+
+    d  features of the states
+    """
+
+    grams: Mapping[str, np.ndarray[Any, Any]]
+    answers: Mapping[str, Any]
+    prompts: Mapping[str, Any]
+    d: int
+
+
+Reduce = Callable[[Generation], Reduced]
+
+
 def pack_generations(
-    generations: Sequence[Generation], *, half: bool = False, gram: Whiten | None = None
+    generations: Sequence[Generation],
+    *,
+    half: bool = False,
+    gram: Whiten | None = None,
+    reduce: Reduce | None = None,
 ) -> Part:
     """A row per query (failed ones too) and the hidden states by query and layer.
 
     With ``gram`` (a fitted whitening) the n×n Gram matrices are kept instead of the states, but
-    those of the prompt, one vector a layer, are kept always.
+    those of the prompt, one vector a layer, are kept always. With ``reduce`` only what it leaves,
+    of states in the precision in which they would be stored.
     """
     rows: dict[str, list[Any]] = {name: [] for name in _ROW}
     arrays: dict[str, np.ndarray[Any, Any]] = {}
@@ -35,6 +58,13 @@ def pack_generations(
     for k, g in enumerate(_storable(one, dtype) for one in generations):
         for name, value in _row(g).items():
             rows[name].append(value)
+        if reduce is not None and g.samples is not None and g.layers:
+            left = reduce(_rounded(g, dtype))
+            rows["gram_dim"][-1], rows["layers"][-1] = left.d, []
+            arrays |= {f"{k}.{name}{GRAM}": G for name, G in left.grams.items()}
+            for ending, kept in ((PROMPT, left.prompts), (".answer", left.answers)):
+                arrays |= {f"{k}.{layer}{ending}": v.astype(dtype) for layer, v in kept.items()}
+            continue
         for layer, state in g.prompt_layers.items():
             arrays[f"{k}.{layer}{PROMPT}"] = np.asarray(state, dtype=dtype)
         if gram is not None and g.samples is not None:
@@ -46,6 +76,20 @@ def pack_generations(
         for layer, state in g.answer_layers.items():
             arrays[f"{k}.{layer}.answer"] = np.asarray(state, dtype=dtype)
     return Part(rows, arrays, count_rows(rows))
+
+
+def _rounded(g: Generation, dtype: Any) -> Generation:
+    """The states as they would be read again, had they been stored."""
+
+    def rounded(states: Mapping[str, Any]) -> dict[str, Any]:
+        return {layer: np.asarray(values, dtype=dtype) for layer, values in states.items()}
+
+    return replace(
+        g,
+        layers=rounded(g.layers),
+        answer_layers=rounded(g.answer_layers),
+        prompt_layers=rounded(g.prompt_layers),
+    )
 
 
 def _storable(g: Generation, dtype: Any) -> Generation:
@@ -138,13 +182,15 @@ class Wish:
             return kind.removesuffix(PROMPT) in self.prompts
         if kind.endswith(".answer"):
             return kind.removesuffix(".answer") in self.judged
-        return kind in self.asked or (bool(self.asked) and kind == "gram")
+        grams = kind == "gram" or kind.endswith(GRAM)
+        return kind in self.asked or (bool(self.asked) and grams)
 
     def unpack(
         self, rows: Mapping[str, Sequence[Any]], arrays: Mapping[str, Any], places: Iterable[int]
     ) -> Iterator[Generation]:
         """The generations in some rows of a part."""
         asked, judged_at = self.asked, self.judged
+        reduced = _grams(arrays)
         for k in places:
             record = {name: values[k] for name, values in rows.items()}
             kept = record.pop("layers")
@@ -159,8 +205,19 @@ class Wish:
             }
             stored = {name: arrays.get(f"{k}.{name}{PROMPT}") for name in self.prompts}
             prompt = {name: state for name, state in stored.items() if state is not None}
-            gram = arrays.get(f"{k}.gram")
-            yield _generation(record, states, judged, prompt, gram, self.layer)
+            gram, d = arrays.get(f"{k}.gram"), record["gram_dim"]
+            grams = {name: (G, d) for name, G in reduced.get(k, {}).items()}
+            yield _generation(record, states, judged, prompt, gram, grams, self.layer)
+
+
+def _grams(arrays: Mapping[str, Any]) -> dict[int, dict[str, Any]]:
+    """Gram matrices that are kept instead of states, by row and name."""
+    found: dict[int, dict[str, Any]] = {}
+    for name, values in arrays.items():
+        row, _, kind = name.partition(".")
+        if kind.endswith(GRAM):
+            found.setdefault(int(row), {})[kind.removesuffix(GRAM)] = values
+    return found
 
 
 def read_embeddings(
@@ -303,6 +360,7 @@ def _generation(
     judged: dict[str, Any],
     prompt: dict[str, Any],
     gram: Any,
+    grams: dict[str, Any],
     layer: str | None,
 ) -> Generation:
     if row["error"] is not None:
@@ -316,6 +374,7 @@ def _generation(
         gram,
         row["gram_dim"] if gram is not None else None,
         row.get("answer_margins"),  # parts of before have none
+        grams=grams,
     )
     kept = (
         "token_ids", "warped_logprobs", "temperatures", "truncated", "answer_token_ids",
