@@ -27,6 +27,7 @@ OURS = {
     for name, value in {
         HUGGINGFACE: "fusevlm.models.huggingface:HuggingFace.load",
         "openai": "fusevlm.models.openai:OpenAI.load",
+        "synthetic": "fusevlm.testing.synthetic:load",
         "tiny": "fusevlm.testing.tiny:load",
         "vllm": "fusevlm.models.vllm:VLLM.load",
     }.items()
