@@ -109,6 +109,10 @@ def add_trials(parser: argparse.ArgumentParser) -> None:
     """What can be done before the real thing."""
     parser.add_argument("--dry-run", action="store_true", help=DRY_RUN_HELP)
     parser.add_argument("--rehearse", action="store_true", help=REHEARSE_HELP)
+    _add_gpu(parser)
+
+
+def _add_gpu(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tflops", type=float, default=100.0, help="of the GPU, sustained (100)")
     parser.add_argument(
         "--bandwidth", type=float, default=1000.0, help="of its memory in GB/s, sustained (1000)"
@@ -200,6 +204,49 @@ def print_dry_run(places: Mapping[str, Config], args: argparse.Namespace) -> int
     found = [line for config in places.values() for line in machine_problems(config)]
     for line in dict.fromkeys(found):
         tell(f"on this machine: {line}")
+    return EXIT_OK
+
+
+def _add_cost(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("config", metavar="CONFIG", help="TOML file")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help=SET_HELP)
+    parser.add_argument(
+        "--queries", type=int, metavar="N", help="test queries to plan for (those of the config)"
+    )
+    parser.add_argument("--gpus", type=int, default=1, metavar="G", help="GPUs to plan for (1)")
+    parser.add_argument(
+        "--trial", type=int, metavar="K", help="test queries of the smaller trial run (64)"
+    )
+    parser.add_argument(
+        "--no-trial", action="store_true", help="nothing is run: what --dry-run says of a run"
+    )
+    parser.add_argument(
+        "--check", type=int, metavar="X", help="then run X times the trial, compare"
+    )
+    parser.add_argument("--out", metavar="DIR", help="keep the trial's runs there")
+    _add_gpu(parser)
+
+
+def _cost(args: argparse.Namespace) -> int:
+    from fusevlm.pipeline import cost, trial
+    from fusevlm.store.files import temporary_folder
+
+    config = read_config(args.config, args.set)
+    if args.no_trial:
+        return print_dry_run({config.name: config}, args)
+    queries = args.queries or config.data.n_test or cost.n_queries(config)
+    if queries < 1 or args.gpus < 1:
+        raise InputError("--queries and --gpus are numbers from 1 on.")
+    gpu = cost.Gpu(args.tflops, args.bandwidth)
+    with nullcontext(Path(args.out)) if args.out else temporary_folder() as folder:
+        say = say_unless(args.quiet)
+        with library_quiet():  # of so few queries nothing is certified
+            found = trial.measure(config, folder, fewest=args.trial or trial.FEWEST, say=say)
+        tell("\n".join(trial.plan(found, config, queries, args.gpus, gpu)))
+        if args.check:
+            with library_quiet():
+                lines = trial.check(found, config, folder, args.check)
+            tell("\n" + "\n".join(lines))
     return EXIT_OK
 
 
@@ -576,6 +623,13 @@ parts and stages away (nothing is deleted), and the next fusevlm run makes them 
         _examples("clean", "clean runs/llava --yes", note="""\
 stages that were set aside (STAGE.old-1), damaged parts, and what interrupted writes left"""),
         _add_clean, _clean,
+    ),
+    "cost": Verb(
+        _examples(
+            "cost own-vlm.toml", "cost own-vlm.toml --queries 100000000 --gpus 64",
+            "cost own-vlm.toml --check 10", "cost own-vlm.toml --no-trial", note="""\
+runs a few hundred queries on this machine, and says what any number of them would take"""),
+        _add_cost, _cost,
     ),
     "validate": Verb(
         _examples(

@@ -9,6 +9,7 @@ import os
 import secrets
 import shutil
 import stat
+import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -269,6 +270,13 @@ def folders_in(home: Path) -> list[Path]:
 def _entries(folder: Path) -> list[os.DirEntry[str]]:
     with os.scandir(folder) as found:
         return sorted(found, key=lambda entry: entry.name)
+
+
+@contextmanager
+def temporary_folder() -> Iterator[Path]:
+    """A folder that is removed with all that was put into it."""
+    with tempfile.TemporaryDirectory(prefix="fusevlm-") as folder:
+        yield Path(folder)
 
 
 def slug(name: str) -> str:
