@@ -65,6 +65,8 @@ class SampleConfig:
     batch: Annotated[int, Whole(1)] = 16
     seed: Annotated[int, SEED] = 0
     half: bool = False  # hidden states as float16
+    # hidden states of test queries: all; or Gram matrices and single states; auto: by their number
+    states: Annotated[str, OneOf("auto", "full", "reduced")] = "auto"
     gram: str = ""  # folder of a saved Fuse: its whitened Grams are kept instead of hidden states
     dtype: Annotated[str, DTYPE] = "auto"
     device: Annotated[str, Device()] = "cpu"
@@ -308,6 +310,24 @@ class ReportConfig:
 
 
 @dataclass(frozen=True)
+class ClusterConfig:
+    """Workers of a Ray cluster, for ``--engine ray``. Nothing here changes a result."""
+
+    address: str = ""  # of a cluster that runs; if empty one is started on this machine
+    workers: Annotated[int, Whole(0)] = 0  # 0: one for each GPU, or for each CPU
+    cpus: Annotated[float | None, POSITIVE] = None  # of a worker; its part of all but one if None
+    gpus: Annotated[float | None, Number(0.0)] = None  # of a worker; one where its device is one
+    memory_gb: Annotated[float | None, POSITIVE] = None  # kept free for a worker; none if None
+
+
+@dataclass(frozen=True)
+class StorageConfig:
+    """Where the parts of a run lie. Nothing here changes a result."""
+
+    parts: str = ""  # s3://BUCKET/WHERE or gs://…; the run folder if empty
+
+
+@dataclass(frozen=True)
 class Config:
     """Everything a run depends on; ``name`` is the file's unless it says otherwise."""
 
@@ -324,6 +344,8 @@ class Config:
     rounds: RoundsConfig = field(default_factory=RoundsConfig)
     evaluate: EvaluateConfig = field(default_factory=EvaluateConfig)
     report: ReportConfig = field(default_factory=ReportConfig)
+    cluster: ClusterConfig = field(default_factory=ClusterConfig)
+    storage: StorageConfig = field(default_factory=StorageConfig)
 
 
 SECTIONS: dict[str, type] = {
@@ -339,4 +361,6 @@ SECTIONS: dict[str, type] = {
     "rounds": RoundsConfig,
     "evaluate": EvaluateConfig,
     "report": ReportConfig,
+    "cluster": ClusterConfig,
+    "storage": StorageConfig,
 }

@@ -41,6 +41,8 @@ class Samples(Displayed):
     answer_margins    log p(best) − log p(second best token) at temperature 1 of each step of the
                       judged answer, EOS included; or None
     answer_is_sample  whether the answer was chosen among the samples for want of another: see below
+    grams             Gram matrices [n, n] of the hidden states, kept instead of them, by what was
+                      done to the states before; each with the dimension it was made in
 
     Leave out what the model does not give: scoring says which evidence it had to do without. Where
     ``token_logprobs`` come without an answer, the likeliest sample of the most frequent meaning is
@@ -59,6 +61,7 @@ class Samples(Displayed):
     gram_dim: int | None = field(default=None, repr=False)
     answer_margins: Any = field(default=None, repr=False)
     answer_is_sample: bool = False
+    grams: Mapping[str, tuple[Any, int]] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
         n = len(strings(self.texts))
@@ -95,6 +98,8 @@ class Samples(Displayed):
                     f"expected ({n}, {n}) and the dimension it was whitened in."
                 )
             _set(self, gram=_frozen(G))
+        if self.grams:
+            _set(self, grams={name: _gram(name, n, *own) for name, own in self.grams.items()})
         unknown = self.answer is None and self.answer_logprobs is None
         if unknown and self.answer_margins is None and self.token_logprobs is not None:
             best = best_sample(self.texts, self.token_logprobs)
@@ -188,6 +193,7 @@ class Samples(Displayed):
             token_logprobs=cut(self.token_logprobs),
             embeddings=cut(self.embeddings),
             gram=None if self.gram is None else self.gram[:n, :n],
+            grams={name: (G[:n, :n], d) for name, (G, d) in self.grams.items()} if n else {},
         )
 
     def _title(self) -> str:
@@ -205,6 +211,13 @@ class Samples(Displayed):
             + f", {rest} others" * bool(rest),
             "with": ", ".join(there) or "texts alone",
         }
+
+
+def _gram(name: str, n: int, matrix: Any, d: int) -> tuple[FloatArray, int]:
+    G = checks.matrix(matrix, f"grams[{name!r}]")
+    if G.shape != (n, n):
+        raise InputError(f"grams[{name!r}] has shape {G.shape} for {n} texts; expected ({n}, {n}).")
+    return _frozen(G), int(d)
 
 
 def _set(instance: Any, **values: Any) -> None:

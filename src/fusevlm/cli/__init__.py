@@ -40,6 +40,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "ls": ("list run folders and where they stand", "runs"),
     "verify": ("is a run as it was made? what is damaged, and how to repair it", "runs"),
     "clean": ("remove what runs can do without: stages set aside, and the like", "runs"),
+    "cost": ("what a run takes: seconds, bytes, GPU-hours, measured by a short trial", "runs"),
     "validate": ("check a config and what it needs, without loading a model", "runs"),
     "metrics": ("evaluate a table of scores and labels, with intervals", "tables"),
     "threshold": ("choose when to answer, at a risk you state", "tables"),

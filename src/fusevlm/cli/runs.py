@@ -9,8 +9,9 @@ import argparse
 import os
 import shlex
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+from typing import Any
 
 from fusevlm.cli import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, EXIT_PARTIAL, Verb
 from fusevlm.cli.progress import progress_line
@@ -49,6 +50,33 @@ def add_budget(parser: argparse.ArgumentParser) -> None:
     )
 
 
+ENGINES = ("process", "ray")
+
+
+def add_engine(parser: argparse.ArgumentParser) -> None:
+    """Who makes the parts of stages that have some."""
+    parser.add_argument(
+        "--engine",
+        choices=ENGINES,
+        default=ENGINES[0],
+        help="who samples, embeds and scores: this process, or workers of a Ray cluster (process)",
+    )
+    parser.add_argument(
+        "--address",
+        metavar="HOST:PORT",
+        help="of a Ray cluster that runs, or auto; else one is started on this machine",
+    )
+    parser.add_argument("--workers", metavar="N", help="of the cluster (one for each GPU or CPU)")
+
+
+def engine_changes(args: argparse.Namespace) -> list[str]:
+    """The flags of the engine as changes of the config."""
+    given = {name: getattr(args, name, None) for name in ("address", "workers")}
+    if any(given.values()) and args.engine != "ray":
+        raise InputError("--address and --workers go with --engine ray.")
+    return [f"cluster.{name}={value}" for name, value in given.items() if value]
+
+
 def budget_changes(args: argparse.Namespace) -> list[str]:
     """The flags of the budget as changes of the config."""
     names = [flag[2:].replace("-", "_") for flag in BUDGET]
@@ -72,6 +100,7 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
     _add_shared(parser)
     parser.add_argument("--only", metavar="STAGE", help="this stage alone")
     parser.add_argument("--redo", metavar="STAGE", help=REDO_HELP)
+    add_engine(parser)
     add_budget(parser)
     add_trials(parser)
 
@@ -80,6 +109,10 @@ def add_trials(parser: argparse.ArgumentParser) -> None:
     """What can be done before the real thing."""
     parser.add_argument("--dry-run", action="store_true", help=DRY_RUN_HELP)
     parser.add_argument("--rehearse", action="store_true", help=REHEARSE_HELP)
+    _add_gpu(parser)
+
+
+def _add_gpu(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tflops", type=float, default=100.0, help="of the GPU, sustained (100)")
     parser.add_argument(
         "--bandwidth", type=float, default=1000.0, help="of its memory in GB/s, sustained (1000)"
@@ -90,6 +123,7 @@ def _add_stage(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("target", metavar="CONFIG|RUN", help="TOML file, or a run folder")
     _add_shared(parser)
     parser.add_argument("--redo", action="store_true", help="make it and what follows again")
+    add_engine(parser)
     add_budget(parser)
 
 
@@ -147,6 +181,7 @@ def _run(args: argparse.Namespace) -> int:
             only=args.only,
             redo=args.redo,
             again=ALL if args.retry_failed else PASSING,
+            engine=args.engine,
         )
     if code != EXIT_INTERRUPTED and args.only in (None, "evaluate"):
         print_summary(folder, times=args.only is None)
@@ -172,6 +207,49 @@ def print_dry_run(places: Mapping[str, Config], args: argparse.Namespace) -> int
     return EXIT_OK
 
 
+def _add_cost(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("config", metavar="CONFIG", help="TOML file")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help=SET_HELP)
+    parser.add_argument(
+        "--queries", type=int, metavar="N", help="test queries to plan for (those of the config)"
+    )
+    parser.add_argument("--gpus", type=int, default=1, metavar="G", help="GPUs to plan for (1)")
+    parser.add_argument(
+        "--trial", type=int, metavar="K", help="test queries of the smaller trial run (64)"
+    )
+    parser.add_argument(
+        "--no-trial", action="store_true", help="nothing is run: what --dry-run says of a run"
+    )
+    parser.add_argument(
+        "--check", type=int, metavar="X", help="then run X times the trial, compare"
+    )
+    parser.add_argument("--out", metavar="DIR", help="keep the trial's runs there")
+    _add_gpu(parser)
+
+
+def _cost(args: argparse.Namespace) -> int:
+    from fusevlm.pipeline import cost, trial
+    from fusevlm.store.files import temporary_folder
+
+    config = read_config(args.config, args.set)
+    if args.no_trial:
+        return print_dry_run({config.name: config}, args)
+    queries = args.queries or config.data.n_test or cost.n_queries(config)
+    if queries < 1 or args.gpus < 1:
+        raise InputError("--queries and --gpus are numbers from 1 on.")
+    gpu = cost.Gpu(args.tflops, args.bandwidth)
+    with nullcontext(Path(args.out)) if args.out else temporary_folder() as folder:
+        say = say_unless(args.quiet)
+        with library_quiet():  # of so few queries nothing is certified
+            found = trial.measure(config, folder, fewest=args.trial or trial.FEWEST, say=say)
+        tell("\n".join(trial.plan(found, config, queries, args.gpus, gpu)))
+        if args.check:
+            with library_quiet():
+                lines = trial.check(found, config, folder, args.check)
+            tell("\n" + "\n".join(lines))
+    return EXIT_OK
+
+
 def print_stand_ins(log: Sequence[object], folder: Path, quiet: bool) -> None:
     """What stood in for what."""
     if not quiet:
@@ -191,6 +269,7 @@ def _stage(stage: str) -> Callable[[argparse.Namespace], int]:
             to=stage,
             redo=stage if args.redo else None,
             again=ALL if args.retry_failed else PASSING,
+            engine=args.engine,
         )
         if code == EXIT_INTERRUPTED:
             return code
@@ -210,7 +289,7 @@ def _target(args: argparse.Namespace) -> tuple[Path, Config]:
     from fusevlm.store.runs import read_run
 
     folder = Path(args.target)
-    changes = [*args.set, *budget_changes(args)]
+    changes = [*args.set, *budget_changes(args), *engine_changes(args)]
     if folder.is_file() or folder.suffix == ".toml":
         config = read_config(args.target, changes)
         return run_folder(args.run, config.name), limited(config, args.limit)
@@ -226,6 +305,11 @@ def _given(args: argparse.Namespace) -> list[str]:
     for flag in BUDGET:
         value = getattr(args, flag[2:].replace("-", "_"), None)
         words += [] if value is None else [flag, value]
+    if getattr(args, "engine", "process") == "ray":
+        words += ["--engine", "ray"]
+        for name in ("address", "workers"):
+            value = getattr(args, name)
+            words += [f"--{name}", value] if value else []
     return words + (["--limit", str(args.limit)] if args.limit is not None else [])
 
 
@@ -246,8 +330,10 @@ def bring_up_to_date(
     to: str | None = None,
     redo: str | None = None,
     again: str = PASSING,
+    engine: str = "process",
 ) -> int:
     """Run the stages; ``command`` goes on after an interruption, ``--redo`` added to it redoes."""
+    from fusevlm.pipeline.engine import STAGES as AWAY
     from fusevlm.pipeline.run import run_stages
     from fusevlm.pipeline.validate import preflight
 
@@ -269,18 +355,22 @@ def bring_up_to_date(
             tell("nothing was changed")
             return EXIT_FAILED
     try:
-        manifests = run_stages(
-            run,
-            config,
-            only=only,
-            to=to,
-            redo=redo,
-            again=again,
-            before=lambda stages: preflight(config, run, stages),
-            say=say_unless(quiet),
-            progress=lambda stage: progress_line(stage, quiet=quiet),
-            redo_command=redo_command,
-        )
+        with open_engine(engine, config) as makes_parts:
+            manifests = run_stages(
+                run,
+                config,
+                only=only,
+                to=to,
+                redo=redo,
+                again=again,
+                before=lambda stages: preflight(
+                    config, run, stages, () if makes_parts is None else AWAY
+                ),
+                say=say_unless(quiet),
+                progress=lambda stage: progress_line(stage, quiet=quiet),
+                redo_command=redo_command,
+                engine=makes_parts,
+            )
     except KeyboardInterrupt:
         tell(f"\ninterrupted; what is done is kept. Go on with: {same}", error=True)
         return EXIT_INTERRUPTED
@@ -290,6 +380,15 @@ def bring_up_to_date(
         reasons = f" (reasons: {run / 'score' / 'failed.json'})" if last == "score" else ""
         tell(f"failed and left out: {failed}{reasons}")
     return EXIT_PARTIAL if failed else EXIT_OK
+
+
+def open_engine(name: str, config: Config) -> AbstractContextManager[Any]:
+    """The engine of that name; None of this process."""
+    if name != "ray":
+        return nullcontext()
+    from fusevlm.pipeline.cluster.engine import RayEngine
+
+    return RayEngine(config.cluster)
 
 
 def say_unless(quiet: bool) -> Callable[[str], None]:
@@ -478,7 +577,7 @@ nothing is downloaded: a small vision-language model, towers and prior come with
         _examples(
             "run configs/demo.toml", "run own-vlm.toml --run runs/llava --set sample.n=50",
             "run own-vlm.toml --limit 20 --run runs/trial", "run runs/trial",
-            "run own-vlm.toml --rehearse",
+            "run own-vlm.toml --rehearse", "run own-vlm.toml --run /shared/llava --engine ray",
             "run own-vlm.toml --run runs/llava --redo score --set score.layer=middle", note="""\
 stages: data, pairs, train, sample, embed, adapter, semantics, score, calibrate, evaluate, report
 (pairs and train where the adapter is trained); finished ones are skipped, an interrupted one goes
@@ -525,6 +624,13 @@ parts and stages away (nothing is deleted), and the next fusevlm run makes them 
         _examples("clean", "clean runs/llava --yes", note="""\
 stages that were set aside (STAGE.old-1), damaged parts, and what interrupted writes left"""),
         _add_clean, _clean,
+    ),
+    "cost": Verb(
+        _examples(
+            "cost own-vlm.toml", "cost own-vlm.toml --queries 100000000 --gpus 64",
+            "cost own-vlm.toml --check 10", "cost own-vlm.toml --no-trial", note="""\
+runs a few hundred queries on this machine, and says what any number of them would take"""),
+        _add_cost, _cost,
     ),
     "validate": Verb(
         _examples(

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from hashlib import blake2b
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
+
+import numpy as np
 
 from fusevlm import checks
 from fusevlm.data.images import located
 from fusevlm.displays import Rows
 from fusevlm.errors import InputError
-from fusevlm.store import read_table
+from fusevlm.store.tables import UserTable
 from fusevlm.types import Query
 
 KNOWN = {"id", "question", "image", "images", "references", "history"}
@@ -32,21 +36,66 @@ def read_queries(
     columns become metadata. Image paths are looked up in ``images``, or beside the file; one that
     leaves that folder is refused, unless ``outside`` allows it: such a query fails by itself.
     """
-    table = read_table(path)
-    if "question" not in table:
-        raise InputError(f"{path} has no column 'question'.{checks.hint('question', table)}")
-    root = Path(images) if images is not None else Path(path).parent
-    size = len(table["question"])
-    if limit is not None:
-        size = min(size, checks.count(limit, "limit"))
-    rows = ({name: values[i] for name, values in table.items()} for i in range(size))
-    found = Rows(_query(row, i, root, path, outside) for i, row in enumerate(rows))
-    seen: set[str] = set()
-    for query in found:
-        if query.id in seen:
-            raise InputError(f"{path} has the id {query.id!r} twice; ids must be unique.")
-        seen.add(query.id)
-    return found
+    table = QueryTable(path, images, limit=limit, outside=outside)
+    table.refuse_twice()
+    return Rows(table)
+
+
+class QueryTable(Sequence[Query]):
+    """The same queries one after the other, as often as one likes; none is kept in memory."""
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        images: str | os.PathLike[str] | None = None,
+        *,
+        limit: int | None = None,
+        outside: bool = False,
+    ) -> None:
+        self.path, self.outside = path, outside
+        self._table = UserTable(path)
+        names = self._table.names
+        if "question" not in names:
+            raise InputError(f"{path} has no column 'question'.{checks.hint('question', names)}")
+        self.root = Path(images) if images is not None else Path(path).parent
+        self._size = len(self._table)
+        if limit is not None:
+            self._size = min(self._size, checks.count(limit, "limit"))
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __iter__(self) -> Iterator[Query]:
+        for i, row in enumerate(islice(self._table, self._size)):
+            yield _query(row, i, self.root, self.path, self.outside)
+
+    @overload
+    def __getitem__(self, index: int) -> Query: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[Query]: ...
+
+    def __getitem__(self, index: int | slice) -> Query | list[Query]:
+        """Looks through the file from its beginning."""
+        if isinstance(index, slice):
+            return list(islice(self, *index.indices(len(self))))
+        place = range(len(self))[index]
+        return next(islice(self, place, None))
+
+    def refuse_twice(self) -> None:
+        """Refuse a table with two queries of one id; takes eight bytes a query."""
+        hashes = np.sort(np.fromiter((_hash(query.id) for query in self), np.uint64, len(self)))
+        suspects = set(hashes[1:][hashes[1:] == hashes[:-1]].tolist())
+        seen: set[str] = set()
+        for query in self if suspects else ():
+            if query.id in seen:
+                raise InputError(f"{self.path} has the id {query.id!r} twice; ids must be unique.")
+            if _hash(query.id) in suspects:
+                seen.add(query.id)
+
+
+def _hash(text: str) -> int:
+    return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "little")
 
 
 def _query(row: Mapping[str, Any], i: int, root: Path, path: Any, outside: bool) -> Query:

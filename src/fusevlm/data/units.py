@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +21,18 @@ def units_of(queries: Sequence[Query], column: str = "", split: str = "") -> lis
     for a query without an image, its own id in its ``split``. An image is its path; a picture in
     memory is the query's ``image_id`` where there is one, and its content otherwise.
     """
+    return [unit_of(query, column, split, queries) for query in queries]
+
+
+def unit_of(query: Query, column: str, split: str, queries: Iterable[Query]) -> str:
+    """The unit of one of the ``queries``."""
     if column:
-        return [_value(query, column, queries) for query in queries]
+        return _value(query, column, queries)
     own = f"{split}/" if split else ""
-    return ["|".join(_name(image, q) for image in q.images) or f"{own}{q.id}" for q in queries]
+    return "|".join(_name(image, query) for image in query.images) or f"{own}{query.id}"
 
 
-def _value(query: Query, column: str, queries: Sequence[Query]) -> str:
+def _value(query: Query, column: str, queries: Iterable[Query]) -> str:
     value = query.metadata.get(column)
     if value is None or value != value:  # a missing value would make a unit of all that lack one
         there = dict.fromkeys(name for q in queries for name in q.metadata)

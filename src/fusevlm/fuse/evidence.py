@@ -171,8 +171,8 @@ def whiten(
     found = []
     for index, query in enumerate(samples):
         p = confidence(query, options.confidence) if weighted else np.ones(len(query))
-        if query.embeddings is None and query.gram is not None:
-            found.append(_responses(query.gram, int(query.gram_dim or 0), p, options))
+        if query.embeddings is None and (query.grams or query.gram is not None):
+            found.append(_responses(*_kept_gram(query, whitener), p, options))
             continue
         rows = response_rows(query, options)
         if rows.shape[1] != len(whitener.mean):
@@ -182,6 +182,19 @@ def whiten(
             )
         found.append(_responses(whitener.gram(rows), whitener.d, p, options))
     return found
+
+
+def _kept_gram(query: Samples, whitener: whitening.Whitener) -> tuple[FloatArray, int]:
+    """The Gram that was kept of this whitening; one that does not say of which is believed."""
+    if whitener.fingerprint in query.grams:
+        return query.grams[whitener.fingerprint]
+    if query.gram is None:
+        raise InputError(
+            "of these samples only Gram matrices were kept, and none under the whitening of this "
+            "fit: a calibration query was left out since, or the settings of the fit were changed. "
+            "Keep all hidden states (sample.states = 'full'), or sample again: --redo sample."
+        )
+    return query.gram, int(query.gram_dim or 0)
 
 
 def _responses(G: FloatArray, d: int, p: FloatArray, options: Options) -> Responses:

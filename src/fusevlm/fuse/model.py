@@ -259,7 +259,8 @@ def score_model(model: Model, queries: Queries, options: Options, *, warn: bool 
     known = _matching(model, queries)
     table = None
     if model.whitener is not None and "logdet" in model.evidence:
-        if not queries.has("gram") and not queries.has("embeddings"):
+        kept = all(said.grams for said in queries.samples)
+        if not kept and not queries.has("gram") and not queries.has("embeddings"):
             raise InputError("the fit used embeddings; these samples have neither them nor Grams.")
         responses = whiten(queries.samples, model.whitener, options, weighted=model.alpha != 0.0)
         table = evidence_table(responses, model.alpha, options, warn=warn)

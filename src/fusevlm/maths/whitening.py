@@ -6,7 +6,9 @@ not depend on which square root is taken: the triangular one is as good as the s
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
+from hashlib import sha256
 from typing import Annotated
 
 import numpy as np
@@ -17,8 +19,20 @@ from fusevlm.errors import InputError
 from fusevlm.maths.covariance import ResponseShape
 
 
+class _Named:
+    """What a whitening is known by: a Gram matrix that is kept says which one made it."""
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """12 hexadecimal digits of its numbers."""
+        total = sha256(type(self).__name__.encode())
+        for part in fields(self):  # type: ignore[arg-type]
+            total.update(np.ascontiguousarray(getattr(self, part.name)).tobytes())
+        return total.hexdigest()[:12]
+
+
 @dataclass(frozen=True)
-class NoWhitening:
+class NoWhitening(_Named):
     """Centre only (or not even that, with a zero mean): UMPIRE's geometry."""
 
     mean: Annotated[FloatArray, Shape("d")]
@@ -33,7 +47,7 @@ class NoWhitening:
 
 
 @dataclass(frozen=True)
-class ExactWhitening:
+class ExactWhitening(_Named):
     """Σ_r = L·Lᵀ; whitened rows are L^{-1}(r − mean). Cost O(n·d²) a query."""
 
     mean: Annotated[FloatArray, Shape("d")]
@@ -51,7 +65,7 @@ class ExactWhitening:
 
 
 @dataclass(frozen=True)
-class LowRankWhitening:
+class LowRankWhitening(_Named):
     """Σ_r ≈ F·Fᵀ + diag(D) with F [d, k]. Cost O(n·d·(n+k)) a query.
 
     By Woodbury Σ_r^{-1} = D^{-1} − B·Bᵀ with B = D^{-1}F·C^{-ᵀ} and C·Cᵀ = I + FᵀD^{-1}F, so the
@@ -75,7 +89,7 @@ class LowRankWhitening:
 
 
 @dataclass(frozen=True)
-class PcaWhitening:
+class PcaWhitening(_Named):
     """The leading r principal directions only, each scaled to unit variance; d is then r."""
 
     mean: Annotated[FloatArray, Shape("d")]

@@ -228,6 +228,8 @@ def _unit_of_row(units: Iterable[Any] | None, n_rows: int) -> IntArray:
     """The unit (N,) of each row as 0, 1, ... by first appearance; without ids, its own."""
     if units is None:
         codes = np.arange(n_rows)
+    elif isinstance(units, np.ndarray) and units.dtype.kind in "iu" and len(units) == n_rows:
+        codes = _by_appearance(units)
     else:
         ids = list(units)
         if len(ids) != n_rows:
@@ -246,6 +248,14 @@ def _unit_of_row(units: Iterable[Any] | None, n_rows: int) -> IntArray:
             "queries, or ids that tell their units apart."
         )
     return codes
+
+
+def _by_appearance(numbers: IntArray) -> IntArray:
+    """Numbers as 0, 1, ... in the order in which they first appear."""
+    _, first, place = np.unique(numbers, return_index=True, return_inverse=True)
+    rank = np.empty(len(first), dtype=np.int64)
+    rank[np.argsort(first)] = np.arange(len(first))
+    return rank[place]
 
 
 def _checked_id(unit: Any) -> Any:

@@ -1,7 +1,12 @@
-"""What calls of a service have used, and what they may still use: calls, tokens, money."""
+"""What calls of a service have used, and what they may still use: calls, tokens, money; and when.
+
+A budget and a pace are of one process, or of several that share them (:class:`Shared`).
+"""
 
 from __future__ import annotations
 
+import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from threading import Lock
 from typing import Any
@@ -116,3 +121,39 @@ class Meter:
 
 def _flag(name: str) -> str:
     return name.replace("_", "-")
+
+
+def count_before(meter: Meter, before: Mapping[str, Any]) -> None:
+    """Begin a meter with what earlier sessions used."""
+    meter.calls, meter.prompt = int(before["calls"]), int(before["prompt_tokens"])
+    meter.answer = int(before["answer_tokens"])
+
+
+class Pace:
+    """When the next call may begin: so many a minute, and not before a server wants it."""
+
+    def __init__(self, per_minute: float | None = None) -> None:
+        self.gap = 60.0 / per_minute if per_minute else 0.0
+        self._next = 0.0  # when the next call may begin
+        self._lock = Lock()
+
+    def turn(self) -> float:
+        """Take a turn; the seconds to wait for it."""
+        with self._lock:
+            now = time.monotonic()
+            start = max(now, self._next)
+            self._next = start + self.gap
+            return start - now
+
+    def hold(self, seconds: float) -> None:
+        """Nobody calls before so many seconds have passed."""
+        with self._lock:
+            self._next = max(self._next, time.monotonic() + seconds)
+
+
+@dataclass(frozen=True, eq=False)
+class Shared:
+    """A meter and a pace that several processes have together; what each was given is in it."""
+
+    meter: Any  # with the attributes and methods of Meter
+    pace: Any  # with those of Pace

@@ -17,13 +17,13 @@ import time
 import weakref
 from collections.abc import Mapping
 from email.utils import parsedate_to_datetime
-from threading import Event, Lock
+from threading import Event
 from typing import Any
 from urllib.parse import urlsplit
 
 from fusevlm import checks
 from fusevlm.errors import FuseError, InputError
-from fusevlm.models.budget import Meter, Promise
+from fusevlm.models.budget import Meter, Pace, Promise, Shared
 from fusevlm.settings import ServerConfig
 
 logger = logging.getLogger(__name__)
@@ -56,19 +56,21 @@ class CallError(FuseError):
 class Service:
     """A JSON service at an address."""
 
-    def __init__(self, base: str, limits: ServerConfig | None = None) -> None:
+    def __init__(
+        self, base: str, limits: ServerConfig | None = None, shared: Shared | None = None
+    ) -> None:
         http = checks.extra("httpx2", "a model behind a server", "api")
         self.base = _address(base)
         self.limits = limits or ServerConfig()
-        self.meter = Meter(self.limits)
+        own = shared or Shared(Meter(self.limits), Pace(self.limits.per_minute))
+        self.meter: Meter = own.meter
+        self.pace: Pace = own.pace
         pool = http.Limits(max_connections=None, max_keepalive_connections=self.limits.concurrency)
         near = urlsplit(self.base).hostname in HERE
         # a redirect is told, not followed: the key is meant for the address that was given
         self._client = http.Client(limits=pool, trust_env=not near, follow_redirects=False)
         weakref.finalize(self, self._client.close)  # kept connections go with the service
         self._http = http
-        self._lock = Lock()
-        self._next = 0.0  # when the next call may begin
         self._reached = False  # has it ever answered
         self.down = ""  # while the service is down: what it met last; no retries then
 
@@ -133,10 +135,7 @@ class Service:
 
     def _wait_turn(self, stop: Event) -> None:
         """Hold the call back until its turn: calls per minute, and what a server asked to wait."""
-        with self._lock:
-            start = max(time.monotonic(), self._next)
-            self._next = start + (60.0 / self.limits.per_minute if self.limits.per_minute else 0.0)
-        _sleep(start - time.monotonic(), stop)
+        _sleep(self.pace.turn(), stop)
 
     def _pause(self, error: CallError, tried: int, stop: Event) -> None:
         """Wait before a retry: as long as the server says, or twice as long each time; jittered."""
@@ -151,8 +150,7 @@ class Service:
                     passing=True,
                 )
             seconds = error.wait + random.uniform(0.0, 0.1) * self.limits.backoff
-            with self._lock:  # nobody else calls before then either
-                self._next = max(self._next, time.monotonic() + error.wait)
+            self.pace.hold(error.wait)  # nobody else calls before then either
         logger.info("call %d failed (%s): once more in %.1f s", tried, error, seconds)
         _sleep(seconds, stop)
 

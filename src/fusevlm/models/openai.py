@@ -29,7 +29,7 @@ from fusevlm import checks
 from fusevlm.checks import FloatArray
 from fusevlm.errors import FuseError, InputError
 from fusevlm.models import completions
-from fusevlm.models.budget import BudgetError, Promise
+from fusevlm.models.budget import BudgetError, Promise, Shared, count_before
 from fusevlm.models.calls import CallError, Service, cleared
 from fusevlm.models.completions import LIMITS, OPTIONAL, Answer, Gives, best_gap, choices, entries
 from fusevlm.models.protocol import Capabilities, Decoding
@@ -102,6 +102,7 @@ class OpenAI:
         decoding: Decoding | None = None,
         server: ServerConfig | None = None,
         before: Mapping[str, Any] | None = None,
+        shared: Shared | None = None,
         **limits: Any,
     ) -> OpenAI:
         """``NAME@BASE_URL``; the key, if one is needed, is in FUSEVLM_API_KEY or OPENAI_API_KEY.
@@ -109,15 +110,15 @@ class OpenAI:
         server  patience, pace and budget; ``limits`` change single ones of it
         before  what :meth:`describe` told of an earlier session: it is not probed again, and what
                 was used counts
+        shared  budget and pace of several processes, in which what was used counts already
         """
         name, base = _named(source)
         wanted = checks.changed(server or ServerConfig(), limits, "option of a server")
-        service = Service(base, wanted)
+        service = Service(base, wanted, shared)
         known = None
         if before:
-            meter = service.meter
-            meter.calls, meter.prompt = int(before["calls"]), int(before["prompt_tokens"])
-            meter.answer = int(before["answer_tokens"])
+            if shared is None:
+                count_before(service.meter, before)
             known = noted_gives(before)
         return cls(name, service, decoding=decoding, gives=known)
 

@@ -29,6 +29,7 @@ OURS = {
     for name, value in {
         HUGGINGFACE: "fusevlm.models.huggingface:HuggingFace.load",
         "openai": "fusevlm.models.openai:OpenAI.load",
+        "synthetic": "fusevlm.testing.synthetic:load",
         "tiny": "fusevlm.testing.tiny:load",
         "vllm": "fusevlm.models.vllm:VLLM.load",
     }.items()
@@ -74,6 +75,12 @@ def split_source(source: str) -> tuple[str, str]:
     if found is None or os.path.exists(source):
         return HUGGINGFACE, source
     return found[1], found[2]
+
+
+def behind_server(source: str) -> bool:
+    """Whether a model is a service, whose answers are paid for: its loader takes limits of one."""
+    name, _ = split_source(source)
+    return name != HUGGINGFACE and "server" in inspect.signature(_loader(name)).parameters
 
 
 def registered() -> dict[str, EntryPoint]:

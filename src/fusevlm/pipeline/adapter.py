@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,7 @@ import numpy as np
 from fusevlm import checks
 from fusevlm.checks import FloatArray
 from fusevlm.config import activation_statistics, prior_statistics
-from fusevlm.errors import InputError
+from fusevlm.errors import ArtefactError, InputError
 from fusevlm.models.registry import config_number, local_input, model_folder
 from fusevlm.pipeline.data import CALIBRATION, read_asked
 from fusevlm.pipeline.embed import PART as TOWERS
@@ -25,17 +26,20 @@ from fusevlm.pipeline.train import MODEL
 from fusevlm.priors.activations import ActivationPrior
 from fusevlm.priors.gp.pairs import saved_widths
 from fusevlm.settings import MINILM, NONE, TRAIN, AdapterConfig, Config
-from fusevlm.store import read_json, read_parquet, save_parquet
+from fusevlm.store import read_json, read_parquet
 from fusevlm.store.declared import OTHERS
-from fusevlm.store.generations import read_embeddings
+from fusevlm.store.generations import embedding_blocks, no_activations, nothing_embedded
 from fusevlm.store.runs import require, require_whole
+from fusevlm.store.tables import TableWriter
 
 if TYPE_CHECKING:
     from fusevlm.priors.gp.adapter import GpAdapter
 
 PART, STATISTICS, REFERENCES = "adapter", "statistics.parquet", "references"
 MINILM_WIDTH = 384
+STORED: dict[str, Any] = {"query_id": str, OTHERS: float}  # columns of the statistics
 REDO = "Make it again: --redo adapter."
+BLOCK = 2048  # queries in memory at a time; the adapter takes half as many in one step
 
 
 def inputs(config: Config) -> dict[str, Path]:
@@ -74,21 +78,38 @@ def _width(towers: str) -> int | None:
 
 
 def make(work: Work) -> dict[str, int]:
-    """Load the adapter and compute the statistics."""
-    wanted = work.config.adapter
-    ids, pairs = read_embeddings(require(work.run, "embed"))
-    pictures = "image" in pairs
+    """Load the adapter and compute the statistics, of some queries at a time."""
+    wanted, folder = work.config.adapter, require(work.run, "embed")
     adapter = load_adapter(work.run, work.config)
-    found = {} if adapter is None else adapter.statistics(pairs.get("image"), pairs["text"])
-    named = activation_statistics(wanted, pictures=pictures)
-    if named:
-        found |= _of_activations(work, named)
-    check_statistics(wanted, found, pictures=pictures)
-    left = {n: s for n, s in prior_statistics(wanted).items() if s not in found}
+    further: Activations | None = None
+    size, names = 0, dict[str, str]()
+    with ExitStack() as open_files:
+        writer: TableWriter | None = None
+        for ids, pairs in embedding_blocks(folder, BLOCK):
+            pictures = "image" in pairs
+            if writer is None:
+                named = activation_statistics(wanted, pictures=pictures)
+                further = Activations(work, named) if named else None
+            found = {} if adapter is None else adapter.statistics(pairs.get("image"), pairs["text"])
+            if further is not None:
+                found |= further.of(ids)
+            if writer is None:
+                check_statistics(wanted, found, pictures=pictures)
+                _tell_of_missing(work, found)
+                names = {"query_id": "string", **dict.fromkeys(found, "double")}
+                path = work.folder("adapter") / STATISTICS
+                writer = open_files.enter_context(TableWriter(path, names))
+            writer.write({"query_id": ids, **found})
+            size += len(ids)
+    if not size:
+        raise nothing_embedded(folder)
+    return {"queries": size}
+
+
+def _tell_of_missing(work: Work, found: Mapping[str, Any]) -> None:
+    left = {n: s for n, s in prior_statistics(work.config.adapter).items() if s not in found}
     if left:
         work.say(f"adapter: without pictures there is no {', '.join(left)}")
-    save_parquet(work.folder("adapter") / STATISTICS, {"query_id": ids, **found})
-    return {"queries": len(ids)}
 
 
 def check_statistics(
@@ -101,24 +122,52 @@ def check_statistics(
             raise InputError(f"{key} names {own!r}; there are {', '.join(found) or 'none'}.")
 
 
-def _of_activations(work: Work, names: Sequence[str]) -> dict[str, FloatArray]:
-    """Statistics of every embedded query; the references of new ones are saved."""
-    ids, rows = read_embeddings(require(work.run, "embed"), activations=True)
-    asked = {q.id: q for q in read_asked(work.run)}
-    known = np.array([asked[i].metadata["split"] == CALIBRATION for i in ids])
-    if not known.any():
-        raise InputError(
-            f"the statistic {names[0]} is measured against calibration queries, and there are "
-            f"none: name data.calibration, or leave it out of adapter.statistics."
-        )
-    own = {name: vectors[known] for name, vectors in rows.items()}
-    prior = ActivationPrior(names).fit(**own)
-    prior.save(work.folder("adapter") / REFERENCES)
-    found = prior.statistics(**rows)
-    units = [str(asked[i].metadata["unit"]) for i, yes in zip(ids, known, strict=True) if yes]
-    for name, values in prior.left_out(units, **own).items():
-        found[name][known] = values
-    return found
+class Activations:
+    """Statistics of activations of embedded queries, which come some at a time, in order.
+
+    The references are the calibration queries; those of new queries are saved.
+    """
+
+    def __init__(self, work: Work, names: Sequence[str]) -> None:
+        folder = require(work.run, "embed")
+        self.units = {
+            q.id: str(q.metadata["unit"])
+            for q in read_asked(work.run)
+            if q.metadata["split"] == CALIBRATION
+        }
+        own: dict[str, list[Any]] = {}
+        ids: list[str] = []
+        for some, rows in embedding_blocks(folder, BLOCK, activations=True):
+            known = np.array([i in self.units for i in some])
+            ids += [i for i, yes in zip(some, known, strict=True) if yes]
+            for name, values in rows.items():
+                own.setdefault(name, []).append(values[known])
+            if len(ids) == len(self.units):
+                break
+        if not ids:
+            raise InputError(
+                f"the statistic {names[0]} is measured against calibration queries, and there are "
+                f"none: name data.calibration, or leave it out of adapter.statistics."
+            )
+        if not own:
+            raise no_activations(folder)
+        reference = {name: np.concatenate(values) for name, values in own.items()}
+        self.prior = ActivationPrior(names).fit(**reference)
+        self.prior.save(work.folder("adapter") / REFERENCES)
+        left_out = self.prior.left_out([self.units[i] for i in ids], **reference)
+        self.own = {name: dict(zip(ids, values, strict=True)) for name, values in left_out.items()}
+        self._blocks = embedding_blocks(folder, BLOCK, activations=True)
+
+    def of(self, ids: Sequence[str]) -> dict[str, FloatArray]:
+        """Of the next queries, whose ids are these."""
+        own, rows = next(self._blocks, ([], {}))
+        if list(own) != list(ids):
+            raise ArtefactError("the activations are not of these queries. --redo embed.")
+        found = self.prior.statistics(**rows)
+        known = np.array([i in self.units for i in ids])
+        for name, values in self.own.items():
+            found[name][known] = [values[i] for i, yes in zip(ids, known, strict=True) if yes]
+        return found
 
 
 def load_references(run: Path, config: Config) -> ActivationPrior | None:
@@ -145,6 +194,6 @@ def load_adapter(run: Path, config: Config) -> GpAdapter | None:
 def read_statistics(run: Path) -> dict[str, dict[str, float]]:
     """The prior statistics of every query that could be embedded, by query id."""
     path = require(run, "adapter") / STATISTICS
-    table = read_parquet(path, REDO, columns={"query_id": str, OTHERS: float})
+    table = read_parquet(path, REDO, columns=STORED)
     ids = table.pop("query_id")
     return {i: {name: table[name][k] for name in table} for k, i in enumerate(ids)}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from pathlib import Path
@@ -19,7 +19,7 @@ from fusevlm.config import anchor, change_config, limited, make_config, read_tom
 from fusevlm.config import tables as typed_tables
 from fusevlm.data.correctness import ALL_OR_NOTHING, CRITERIA
 from fusevlm.errors import ArtefactError, InputError
-from fusevlm.pipeline.curves import over_criteria, over_samples
+from fusevlm.pipeline.curves import over_criteria_of, over_samples_of
 from fusevlm.pipeline.evaluate import read_results
 from fusevlm.pipeline.figures import write_bench
 from fusevlm.pipeline.methods import (
@@ -32,7 +32,7 @@ from fusevlm.pipeline.methods import (
 from fusevlm.pipeline.parts import Progress
 from fusevlm.pipeline.report import check_report
 from fusevlm.pipeline.run import STAGES, TRAINING, idle, run_stages
-from fusevlm.pipeline.score import read_scored
+from fusevlm.pipeline.table import Scored
 from fusevlm.pipeline.train import share_adapters
 from fusevlm.render import tables
 from fusevlm.render.results import Cell, Curve, Place, Results, Row
@@ -41,6 +41,7 @@ from fusevlm.settings import SECTIONS, CalibrateConfig, Config, DataConfig, RowC
 from fusevlm.store.files import AnyPath, refuse_links, slug
 from fusevlm.store.runs import SECONDS, check_stage, read_manifest, require_whole
 from fusevlm.store.tables import csv_bytes
+from fusevlm.types import Queries
 
 KIND, FOLDER, FILE, VERSION = "fusevlm.curves", "curves", "curves.json", 1
 MEANINGS = {
@@ -341,18 +342,24 @@ def _curves(
             check_stage(run, stage)
     drawn = [find_method(m, config.calibrate) for m in wanted.methods]
     names = scores_of_methods(drawn, config.score.baselines or tuple(SCORES))
-    queries, _ = read_scored(run, config, states={*needs_of(names), "embeddings"})
+    scored, needs = Scored(run, config), {*needs_of(names), "embeddings"}
+    known = scored.known(needs).take(slice(None))
+
+    def tests() -> Iterator[Queries]:
+        for block in scored.tests(needs):
+            yield block.take(slice(None))
+
     found = []
     if wanted.samples:
         found.append(
-            over_samples(
-                name, queries, wanted.samples, wanted.methods, config.calibrate,
+            over_samples_of(
+                name, known, tests, wanted.samples, wanted.methods, config.calibrate,
                 progress("samples"),
             )
         )  # fmt: skip
     if wanted.criteria:
         found.append(
-            over_criteria(name, queries, wanted.criteria, wanted.methods, config.calibrate)
+            over_criteria_of(name, known, tests, wanted.criteria, wanted.methods, config.calibrate)
         )
     store.save_object(run / FOLDER, FILE, KIND, VERSION, _Drawn(key, found))
     return found

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,7 +22,7 @@ from fusevlm.pipeline.methods import (
 )
 from fusevlm.pipeline.rounds import fit_rounds
 from fusevlm.pipeline.run import Work
-from fusevlm.pipeline.score import EVIDENCE, read_scored
+from fusevlm.pipeline.table import EVIDENCE, Scored
 from fusevlm.scores import SCORES, needs_of
 from fusevlm.settings import NONE, Config
 from fusevlm.store import read_json, save_json
@@ -56,24 +56,47 @@ def check(config: Config) -> None:
 
 
 class Tables:
-    """The queries with the hidden states that a method reads; one layer's at a time is kept."""
+    """The queries with the hidden states that a method reads; one layer's at a time is kept.
+
+    Calibration queries are held in memory, test queries a block at a time.
+    """
 
     def __init__(self, run: Path, config: Config, names: tuple[str, ...]) -> None:
-        self.run, self.config = run, config
+        self.config, self.scored = config, Scored(run, config)
         self.states = needs_of_methods([find_method(n, config.calibrate) for n in names])
-        self.layer = config.score.layer
-        self.queries, self.absent_scores = self._read(self.layer)
+        self._known: tuple[str, Queries] | None = None
 
-    def _read(self, layer: str) -> tuple[Queries, dict[str, str]]:
-        score = replace(self.config.score, layer=layer)
-        return read_scored(self.run, replace(self.config, score=score), states=self.states)
+    @property
+    def absent_scores(self) -> dict[str, str]:
+        return self.scored.absent
 
-    def of(self, method: Method) -> Queries:
-        """The queries as the method reads them."""
-        layer = method.layer or self.config.score.layer
-        if method.preset and layer != self.layer:
-            self.layer, (self.queries, _) = layer, self._read(layer)
-        return self.queries
+    @property
+    def known(self) -> Queries:
+        """The calibration queries, with the states of the layer that scores are of."""
+        return self._of_layer(self.config.score.layer)
+
+    def known_to(self, method: Method) -> Queries:
+        """The calibration queries as the method reads them."""
+        return self._of_layer(self._layer(method))
+
+    def tests(self, method: Method | None = None) -> Iterator[Queries]:
+        """The test queries as the method reads them, a block at a time."""
+        layer = self.config.score.layer if method is None else self._layer(method)
+        for block in self.scored.tests(self.states, self._with(layer)):
+            yield block.take(slice(None))
+
+    def _layer(self, method: Method) -> str:
+        return (method.layer if method.preset else "") or self.config.score.layer
+
+    def _with(self, layer: str) -> Config:
+        return replace(self.config, score=replace(self.config.score, layer=layer))
+
+    def _of_layer(self, layer: str) -> Queries:
+        if self._known is None or self._known[0] != layer:
+            self._known = None  # one of them in memory, not two
+            found = self.scored.known(self.states, self._with(layer))
+            self._known = (layer, found.take(slice(None)))
+        return self._known[1]
 
 
 def make(work: Work) -> dict[str, int]:
@@ -81,21 +104,17 @@ def make(work: Work) -> dict[str, int]:
     settings = work.config.calibrate
     names = settings.names()
     tables = Tables(work.run, work.config, names)
-    if tables.queries.fit is None:
-        raise InputError("there are no calibration queries: name data.calibration.")
-    size = len(tables.queries.fit)
+    size = len(tables.known)
     absent: dict[str, str] = {}
     seconds: dict[str, float] = {}
     for number, name in enumerate(names):
         work.progress(number, len(names))
         start = time.perf_counter()
         try:
-            method = find_method(name, settings)
-            queries = tables.of(method)
-            if name in SCORES and name not in queries.columns:
+            known = tables.known_to(find_method(name, settings))
+            if name in SCORES and name not in known.columns:
                 why = tables.absent_scores.get(name, "score.baselines leaves it out")
                 raise InputError(f"the score {name} is absent: {why}")
-            known, _ = queries.split()
             fit_method(name, known, settings).save(work.folder("calibrate") / name)
         except FuseError as error:
             absent[name] = str(error)
@@ -105,7 +124,7 @@ def make(work: Work) -> dict[str, int]:
     if len(absent) == len(names):
         first, why = next(iter(absent.items()))
         raise ArtefactError(f"no method could be fitted; {first}: {why}")
-    known, _ = tables.queries.split()
+    known = tables.known
     near = fit_neighbours(known, known.columns["question"])
     if near is not None:
         near.save(work.folder("calibrate") / NEIGHBOURS)

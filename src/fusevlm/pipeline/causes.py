@@ -14,16 +14,15 @@ import numpy as np
 from fusevlm import checks
 from fusevlm.checks import BoolArray, FloatArray
 from fusevlm.errors import UndefinedMetricError
-from fusevlm.pipeline.measure import Row, interval
+from fusevlm.pipeline.measure import Row, Table, interval, some_units
 from fusevlm.pipeline.methods import Applied
 from fusevlm.settings import EvaluateConfig
-from fusevlm.types import Queries
 
 SHOWN = ("evidence", "p_wrong", "u")
 
 
 def causes(
-    queries: Queries, applied: Applied | None, method: str | None, config: EvaluateConfig
+    queries: Table, applied: Applied | None, method: str | None, config: EvaluateConfig
 ) -> dict[str, Any]:
     """Both tables, as far as the config names their columns."""
     found: dict[str, Any] = {}
@@ -37,11 +36,12 @@ def causes(
     return found
 
 
-def by_severity(queries: Queries, config: EvaluateConfig) -> list[dict[str, Any]]:
+def by_severity(queries: Table, config: EvaluateConfig) -> list[dict[str, Any]]:
     """Mean s at each severity, over all corruptions and for each; untouched pictures are in all."""
     from scipy.stats import spearmanr
 
     s, level = queries.s, _levels(queries, config)
+    assert s is not None
     kinds: dict[str, BoolArray] = {"all": np.full(len(s), True)}
     if config.corruption:
         names = [str(name) for name in queries.column(config.corruption, "evaluate.corruption")]
@@ -65,7 +65,7 @@ def by_severity(queries: Queries, config: EvaluateConfig) -> list[dict[str, Any]
 
 
 def against(
-    values: dict[str, FloatArray], queries: Queries, config: EvaluateConfig
+    values: dict[str, FloatArray], queries: Table, config: EvaluateConfig
 ) -> list[dict[str, Any]]:
     """Difference of means: queries with a flag against queries with none.
 
@@ -109,7 +109,7 @@ def against(
     return rows
 
 
-def _levels(queries: Queries, config: EvaluateConfig) -> FloatArray:
+def _levels(queries: Table, config: EvaluateConfig) -> FloatArray:
     return checks.vector(queries.column(config.severity, "evaluate.severity"), config.severity)
 
 
@@ -117,15 +117,11 @@ def _difference(
     values: FloatArray,
     group: BoolArray,
     reference: BoolArray,
-    queries: Queries,
+    queries: Table,
     config: EvaluateConfig,
 ) -> Row | None:
     mask = group | reference
-    return interval(mean_difference, values[mask], group[mask], _units(queries, mask), config)
-
-
-def _units(queries: Queries, mask: BoolArray) -> list[str]:
-    return [unit for unit, inside in zip(queries.units or (), mask, strict=True) if inside]
+    return interval(mean_difference, values[mask], group[mask], some_units(queries, mask), config)
 
 
 def mean_difference(values: FloatArray, group: Any) -> float:
@@ -136,9 +132,8 @@ def mean_difference(values: FloatArray, group: Any) -> float:
     return float(values[inside].mean() - values[~inside].mean())
 
 
-def _mean(s: FloatArray, mask: BoolArray, queries: Queries, config: EvaluateConfig) -> Row:
-    found = interval(
-        lambda u, _: float(np.mean(u)), s[mask], np.zeros(mask.sum()), _units(queries, mask), config
-    )
+def _mean(s: FloatArray, mask: BoolArray, queries: Table, config: EvaluateConfig) -> Row:
+    units = some_units(queries, mask)
+    found = interval(lambda u, _: float(np.mean(u)), s[mask], np.zeros(mask.sum()), units, config)
     assert found is not None  # a mean is always defined
     return found

@@ -7,19 +7,22 @@ import heapq
 import io
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate, groupby, islice
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 from fusevlm.checks import whole_text
 from fusevlm.data.images import Refused, load_image, located
-from fusevlm.data.units import units_of
+from fusevlm.data.tables import QueryTable
+from fusevlm.data.units import unit_of
 from fusevlm.embedded import EMBEDDED
 from fusevlm.errors import ArtefactError, InputError
 from fusevlm.pipeline.run import Work
 from fusevlm.settings import OFFICIAL, Config, DataConfig
-from fusevlm.store import read_parquet, save, save_parquet
+from fusevlm.store import save
 from fusevlm.store.runs import read_run, require
+from fusevlm.store.tables import GROUP, StoredTable, TableWriter
 from fusevlm.types import Query
 
 logger = logging.getLogger(__name__)
@@ -46,26 +49,43 @@ def inputs(config: Config) -> dict[str, Path]:
 
 
 def make(work: Work) -> dict[str, int]:
-    """Write the queries."""
+    """Write the queries, some at a time."""
     splits = load_splits(work.config.data)
-    unit = work.config.data.unit
-    units = {split: units_of(queries, unit, split) for split, queries in splits.items()}
-    refuse_overlap(splits, units)
+    for queries in splits.values():
+        if isinstance(queries, QueryTable):
+            queries.refuse_twice()
+    unit, roots = work.config.data.unit, image_roots(work.config.data)
     total = sum(len(queries) for queries in splits.values())
-    roots = image_roots(work.config.data)
-    rows: dict[str, list[Any]] = {name: [] for name in _COLUMNS}
-    for split, queries in splits.items():
-        for number, query in enumerate(queries):
-            images, own = _keep_images(work.folder("data"), roots[split], split, number, query)
-            for name, value in _row(split, query, images, own, units[split][number]).items():
-                rows[name].append(value)
-            work.progress(len(rows["query_id"]), total)
-    save_parquet(work.folder("data") / QUERIES, rows)
+    overlap, done = Overlap(), 0
+    with TableWriter(work.folder("data") / QUERIES, _COLUMNS) as writer:
+        for split, queries in splits.items():
+            for start, some in _cut(queries, GROUP):
+                rows: dict[str, list[Any]] = {name: [] for name in _COLUMNS}
+                for number, query in enumerate(some, start):
+                    images, own = _keep_images(
+                        work.folder("data"), roots[split], split, number, query
+                    )
+                    name = unit_of(query, unit, split, queries)
+                    overlap.see(split, query, name)
+                    for column, value in _row(split, query, images, own, name).items():
+                        rows[column].append(value)
+                    done += 1
+                    work.progress(done, total)
+                writer.write(rows)
+        overlap.refuse()
     return {split: len(queries) for split, queries in splits.items()}
 
 
-def load_splits(data: DataConfig) -> dict[str, list[Query]]:
-    """The queries of each split, cut to the wanted numbers."""
+def _cut(queries: Iterable[Query], size: int) -> Iterator[tuple[int, list[Query]]]:
+    """Some queries at a time, with the number of the first."""
+    start, rest = 0, iter(queries)
+    while some := list(islice(rest, size)):
+        yield start, some
+        start += len(some)
+
+
+def load_splits(data: DataConfig) -> dict[str, Sequence[Query]]:
+    """The queries of each split, cut to the wanted numbers; those of tables are not kept."""
     limits = {"calibration": data.n_calibration or None, "test": data.n_test or None}
     if data.source == EMBEDDED:
         from fusevlm.data.questions import queries
@@ -74,10 +94,8 @@ def load_splits(data: DataConfig) -> dict[str, list[Query]]:
         return {split: queries(name, limit=limits[split]) for split, name in named.items()}
     if data.source in OFFICIAL:
         return draw_official(data)
-    from fusevlm.data.tables import read_queries
-
     return {
-        split: read_queries(path, data.images or None, limit=limits[split], outside=data.outside)
+        split: QueryTable(path, data.images or None, limit=limits[split], outside=data.outside)
         for split, path in _files(data).items()
     }
 
@@ -89,32 +107,53 @@ def image_roots(data: DataConfig) -> dict[str, Path]:
     return {split: Path(path).parent for split, path in _files(data).items()}
 
 
-def refuse_overlap(
-    splits: Mapping[str, Sequence[Query]], units: Mapping[str, Sequence[str]]
-) -> None:
-    """No query may be in calibration and test; a unit in both is said."""
-    if not set(JUDGED) <= set(splits):
-        return
+def refuse_overlap(splits: Mapping[str, Iterable[Query]]) -> None:
+    """No query may be in calibration and test."""
+    overlap = Overlap()
+    for split in JUDGED:
+        for query in splits.get(split, ()):
+            overlap.see(split, query)
+    overlap.refuse()
 
-    def key(query: Query) -> tuple[str, ...]:
-        return (query.question, *map(str, query.history), *map(_picture, query.images))
 
-    known = {key(query) for query in splits[CALIBRATION]}
-    both = [query.id for query in splits[TEST] if key(query) in known]
-    if both:
-        raise InputError(
-            f"{len(both)} of {len(splits[TEST])} test queries are calibration queries too (first "
-            f"{both[0]!r}): figures on them would flatter and the guarantee would be void. Give "
-            f"tables that share no query."
-        )
-    shared = set(units[CALIBRATION]) & set(units[TEST])
-    if shared:
-        logger.warning(
-            "%d units (such as %s) are in calibration and in test: the two are not independent, "
-            "and figures may flatter.",
-            len(shared),
-            min(shared),
-        )
+class Overlap:
+    """What calibration and test share; of the test queries nothing else is kept in memory."""
+
+    def __init__(self) -> None:
+        self.known: set[tuple[str, ...]] = set()
+        self.units: set[str | None] = set()
+        self.shared: set[str] = set()
+        self.n_test, self.n_both, self.first = 0, 0, ""
+
+    def see(self, split: str, query: Query, unit: str | None = None) -> None:
+        """Look at a query, and at its unit where it is known; calibration comes first."""
+        key = (query.question, *map(str, query.history), *map(_picture, query.images))
+        if split == CALIBRATION:
+            self.known.add(key)
+            self.units |= {unit} - {None}
+        elif split == TEST:
+            self.n_test += 1
+            if key in self.known:
+                self.first = self.first or query.id
+                self.n_both += 1
+            if unit is not None and unit in self.units:
+                self.shared.add(unit)
+
+    def refuse(self) -> None:
+        """Refuse a query in both; say that a unit is."""
+        if self.n_both:
+            raise InputError(
+                f"{self.n_both} of {self.n_test} test queries are calibration queries too (first "
+                f"{self.first!r}): figures on them would flatter and the guarantee would be void. "
+                f"Give tables that share no query."
+            )
+        if self.shared:
+            logger.warning(
+                "%d units (such as %s) are in calibration and in test: the two are not "
+                "independent, and figures may flatter.",
+                len(self.shared),
+                min(self.shared),
+            )
 
 
 def _picture(image: Any) -> str:
@@ -125,7 +164,7 @@ def _picture(image: Any) -> str:
     return hashlib.sha256(image if isinstance(image, bytes) else image.tobytes()).hexdigest()
 
 
-def draw_official(data: DataConfig) -> dict[str, list[Query]]:
+def draw_official(data: DataConfig) -> dict[str, Sequence[Query]]:
     """Calibration and test queries drawn from an official dataset, no image in both.
 
     Images come in an order that depends on the seed and their id only. The dataset is streamed and
@@ -164,10 +203,12 @@ def _files(data: DataConfig) -> dict[str, str]:
     return {split: path for split, path in named.items() if path}
 
 
-_COLUMNS = (
-    "query_id", "split", "unit", "question", "images", "own_images", "history", "references",
-    "metadata",
-)  # fmt: skip
+# column: its type
+_COLUMNS = {
+    "query_id": "string", "split": "string", "unit": "string", "question": "string",
+    "images": "list string", "own_images": "bool", "history": "string",
+    "references": "list string", "metadata": "string",
+}  # fmt: skip
 # what their cells are, but of own_images, which runs of before lack
 STORED: dict[str, Any] = {
     "query_id": str, "split": str, "unit": str, "question": str, "images": list[str],
@@ -217,26 +258,80 @@ def _named(image: Any, root: Path) -> str:
     return whole_text(str(whole))
 
 
-def read_asked(run: Path, splits: Sequence[str] = JUDGED) -> list[Query]:
+def read_asked(run: Path, splits: Sequence[str] = JUDGED) -> Asked:
     """The stored queries of some splits, in order; ``metadata`` holds their split and unit too."""
-    folder = require(run, "data")
-    data = read_run(run).data
-    roots, anywhere = image_roots(data), data.outside or data.source != "files"
-    table = read_parquet(folder / QUERIES, REDO, columns=STORED)
-    own = table.get("own_images", [True] * len(table["split"]))  # before: all as seen from here
-    found = []
-    for i, split in enumerate(table["split"]):
-        if split in splits:
-            root = folder if own[i] else roots.get(split, folder)
-            outside = anywhere or (own[i] and "own_images" not in table)
+    return Asked(run, splits)
+
+
+class Asked(Sequence[Query]):
+    """Stored queries, read from their table when they are looked at: few are in memory."""
+
+    def __init__(self, run: Path, splits: Sequence[str] = JUDGED) -> None:
+        self._folder = require(run, "data")
+        data = read_run(run).data
+        self._roots = image_roots(data)
+        self._anywhere = data.outside or data.source != "files"
+        self._table = StoredTable(self._folder / QUERIES, REDO, columns=STORED)
+        counts = self._counted()
+        self.n_calibration = counts.get(CALIBRATION, 0)
+        starts = dict(zip(counts, accumulate([0, *counts.values()]), strict=False))
+        wanted = [name for name in counts if name in splits]
+        self._start = starts[wanted[0]] if wanted else 0
+        self._size = sum(counts[name] for name in wanted)
+
+    def _counted(self) -> dict[str, int]:
+        """How many queries each split has; each stands in one piece, calibration first."""
+        found: dict[str, int] = {}
+        last = None
+        for block in self._table.blocks(GROUP, ["split"]):
+            for split, own in groupby(block["split"]):
+                if split != last and split in found:
+                    raise ArtefactError(
+                        f"{self._table.path} holds the split {split} in two pieces. {REDO}"
+                    )
+                last = split
+                found[split] = found.get(split, 0) + len(list(own))
+        return found
+
+    def __len__(self) -> int:
+        return self._size
+
+    @overload
+    def __getitem__(self, index: int) -> Query: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[Query]: ...
+
+    def __getitem__(self, index: int | slice) -> Query | list[Query]:
+        if isinstance(index, slice):
+            start, stop, step = index.indices(len(self))
+            return self._read(start, max(start, stop))[::step]
+        place = range(len(self))[index]
+        return self._read(place, place + 1)[0]
+
+    def __iter__(self) -> Iterator[Query]:
+        for start in range(0, len(self), GROUP):
+            yield from self._read(start, min(len(self), start + GROUP))
+
+    def _read(self, start: int, stop: int) -> list[Query]:
+        table = self._table.rows(self._start + start, self._start + stop)
+        size = len(table["split"])
+        own = table.get("own_images", [True] * size)  # before: all as seen from here
+        found = []
+        for i, split in enumerate(table["split"]):
+            root = self._folder if own[i] else self._roots.get(split, self._folder)
+            outside = self._anywhere or (own[i] and "own_images" not in table)
             images = [located(root, name, outside=outside) for name in table["images"][i]]
-            row = {name: values[i] for name, values in table.items()}
             try:
-                found.append(_stored(row, images))
+                found.append(_stored({n: values[i] for n, values in table.items()}, images))
             except (ValueError, TypeError, RecursionError) as error:  # of JSON, of a query
-                where = folder / QUERIES
-                raise ArtefactError(f"{where}, row {i + 1} is damaged: {error}. {REDO}") from error
-    return found
+                where = f"{self._table.path}, row {self._start + start + i + 1}"
+                raise ArtefactError(f"{where} is damaged: {error}. {REDO}") from error
+        return found
+
+    def column(self, name: str, start: int, stop: int) -> list[Any]:
+        """One column of the table as it is stored, without the rest."""
+        return self._table.rows(self._start + start, self._start + stop, [name])[name]
 
 
 def _stored(row: Mapping[str, Any], images: Sequence[Any]) -> Query:

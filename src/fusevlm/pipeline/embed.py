@@ -14,12 +14,13 @@ from fusevlm.errors import FuseError, InputError
 from fusevlm.models.devices import out_of_memory
 from fusevlm.models.registry import local_input, model_folder, need_models
 from fusevlm.pipeline.data import read_asked
-from fusevlm.pipeline.parts import Piece, fill, open_pieces
+from fusevlm.pipeline.engine import Job, open_parts
+from fusevlm.pipeline.parts import Piece, part_size
 from fusevlm.pipeline.run import Work
 from fusevlm.priors.pictures import picture_statistics
 from fusevlm.settings import MINILM, NONE, Config, EmbedConfig
 from fusevlm.store.generations import BEFORE, EMBEDDINGS, VIEW, count_rows
-from fusevlm.store.parts import Part, Parts
+from fusevlm.store.parts import Part
 from fusevlm.types import Query
 
 if TYPE_CHECKING:
@@ -39,19 +40,53 @@ def inputs(config: Config) -> dict[str, Path]:
 
 def make(work: Work) -> dict[str, int]:
     """Embed, or go on embedding."""
-    queries, embed = read_asked(work.run), work.config.embed
-    parts = Parts(work.folder("embed"), EMBEDDINGS)
-    if open_pieces(parts, queries, embed.batch, work.again):
-        towers = load_towers(embed)
-        pictures = towers is not None and towers.sees and any(q.images for q in queries)
-
-        def make(piece: Piece) -> Part:
-            some = partial(embedded, towers, activations=embed.activations, pictures=pictures)
-            rows, arrays = _halving(some, piece.items, work.say)
-            return Part(rows, arrays, count_rows(rows))
-
-        fill(parts, queries, embed.batch, make, again=work.again, progress=work.progress)
+    queries, parts = items(work), open_parts(work, "embed", EMBEDDINGS)
+    size = part_size(len(queries), work.config.embed.batch)
+    work.engine.fill(Job("embed", parts, queries, size, again=work.again), work)
     return {name: parts.total(name) for name in ("queries", "failed", "passing")}
+
+
+def items(work: Work) -> Sequence[Query]:
+    """The queries of all splits."""
+    return read_asked(work.run)
+
+
+def open_maker(work: Work) -> Embedder:
+    """The towers of the run, ready to embed."""
+    embed, towers = work.config.embed, load_towers(work.config.embed)
+    sees = towers is not None and towers.sees
+    pictures = sees and any(query.images for query in items(work))
+    some = partial(embedded, towers, activations=embed.activations, pictures=pictures)
+    return Embedder(some, embed.batch, work.say)
+
+
+class Embedder:
+    """Makes parts of queries, ``batch`` of them at a time."""
+
+    def __init__(
+        self,
+        embed: Callable[[Sequence[Query]], Embedded],
+        batch: int,
+        say: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        self.embed, self.batch, self.say = embed, batch, say
+
+    def make(self, piece: Piece) -> Part:
+        queries = list(piece.items)
+        found = [
+            _halving(self.embed, queries[start : start + self.batch], self.say)
+            for start in range(0, len(queries), self.batch)
+        ]
+        rows, arrays = found[0]
+        for more in found[1:]:
+            rows, arrays = _joined((rows, arrays), more)
+        return Part(rows, arrays, count_rows(rows))
+
+    def told(self) -> dict[str, Any]:
+        return {}
+
+    def close(self) -> None:
+        return
 
 
 def _halving(
@@ -67,9 +102,13 @@ def _halving(
             raise
     half = len(queries) // 2
     say(f"embed: out of memory with {len(queries)} queries at a time: going on with {half}")
-    found = [_halving(make, some, say) for some in (queries[:half], queries[half:])]
-    rows = {name: [*found[0][0][name], *found[1][0][name]] for name in found[0][0]}
-    return rows, {name: _stacked(*(arrays[name] for _, arrays in found)) for name in found[0][1]}
+    return _joined(_halving(make, queries[:half], say), _halving(make, queries[half:], say))
+
+
+def _joined(one: Embedded, two: Embedded) -> Embedded:
+    """What was made of some queries and of those after them."""
+    rows = {name: [*one[0][name], *two[0][name]] for name in one[0]}
+    return rows, {name: _stacked(one[1][name], two[1][name]) for name in one[1]}
 
 
 def _stacked(one: Any, two: Any) -> Any:

@@ -6,8 +6,10 @@ results.json holds no times and no paths: two runs with the same seeds compare b
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import asdict
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
@@ -19,26 +21,35 @@ from fusevlm.fuse.thresholds import Threshold
 from fusevlm.pipeline.calibrate import Tables, read_methods, read_rounds
 from fusevlm.pipeline.causes import causes
 from fusevlm.pipeline.measure import (
+    Judged,
     Outcome,
+    RiskTable,
+    Rules,
+    Table,
     best_baseline,
+    decided,
     differences,
     gains,
     measure,
-    outcome_of,
-    risk_rows,
+    rules_of,
 )
-from fusevlm.pipeline.methods import FUSE, GUARANTEED, Fitted, group_of
-from fusevlm.pipeline.rounds import curve, replayed
+from fusevlm.pipeline.methods import FUSE, GUARANTEED, Applied, Compared, Fitted, group_of
+from fusevlm.pipeline.rounds import curve_of, replayed
 from fusevlm.pipeline.run import Work
 from fusevlm.pipeline.written import check_results
 from fusevlm.settings import Config, EvaluateConfig
 from fusevlm.store import read_json, read_parquet, save, save_json, save_parquet
+from fusevlm.store.columns import Columns
+from fusevlm.store.files import remove, slug
 from fusevlm.store.runs import require_whole
-from fusevlm.store.tables import csv_bytes
+from fusevlm.store.tables import StoredTable, TableWriter, csv_bytes
 from fusevlm.types import Queries
 
 RESULTS, TABLE, PREDICTIONS = "results.json", "results.csv", "predictions.parquet"
 REDO = "Make it again: --redo evaluate."
+KEPT, BLOCKS = "columns", "blocks"  # folders that are there while the stage is made
+GUARANTEED_U, GUARANTEED_P = "u_guaranteed_fit", "p_guaranteed_fit"  # of a fit of its own
+CAUSES = ("evidence",)  # what tables of causes are made of, beside u and P(wrong)
 PREDICTED: dict[str, Any] = {  # columns; also unit, which runs of before lack
     "query_id": str, "wrong": bool, "*unit": str, "*.u": float, "*.p_wrong": float,
 }  # fmt: skip
@@ -55,55 +66,222 @@ def check(config: Config) -> None:
 
 
 def make(work: Work) -> dict[str, int]:
-    """Apply, measure, write."""
-    config = work.config
+    """Apply, measure, write; the test queries come a block at a time."""
+    config, folder = work.config, work.folder("evaluate")
     methods, absent = read_methods(work.run, config.calibrate.names())
     tables = Tables(work.run, config, tuple(methods))
-    whole = tables.queries
-    if not len(whole.test):
+    if not tables.scored.test_blocks():
         raise InputError("there are no test queries: name data.test.")
-    queries = whole.take(whole.test)
-    if queries.wrong is None:
-        raise InputError("the test queries have no labels: give them references.")
-    outcomes, risks, explained, rules = {}, {}, {}, {}
-    for name, load in methods.items():
-        method = load()
-        own = tables.of(method.method)
-        given = queries if own is whole else own.take(own.test)
-        outcomes[name] = outcome_of(method, given, config.evaluate)
-        risks[name] = risk_rows(method, outcomes[name], queries.wrong, config.evaluate)
-        explained[name] = explained_columns(method, outcomes[name], given)
-        rules[name] = rule_of(outcomes[name])
-    results = evaluate(outcomes, queries, config.evaluate, work.progress)
-    results["risks"], results["rules"] = risks, rules
-    results["absent"] = absent
-    results["rounds"] = _rounds(work, whole, tuple(methods))
-    results["calibration"] = len(whole) - len(queries)
-    folder = work.folder("evaluate")
-    columns: dict[str, Any] = {
-        "query_id": queries.ids, "wrong": queries.wrong, "unit": list(queries.units or queries.ids),
-    }  # fmt: skip
-    for name, outcome in outcomes.items():
-        columns |= {f"{name}.u": outcome.applied.u, f"{name}.p_wrong": outcome.applied.p_wrong}
-        columns |= {f"{name}.{k}": v for k, v in outcome.applied.shown.items()}
-        columns |= {f"{name}.answered_{k}": v for k, v in outcome.answered.items()}
-        columns |= {f"{name}.reason_{k}": list(v) for k, v in outcome.reasons.items()}
-        columns |= {f"{name}.{k}": v for k, v in explained[name].items()}
-        columns |= {f"{name}.{k}": v for k, v in compared_columns(outcome).items()}
-    save_parquet(folder / PREDICTIONS, columns)
+    with Columns(folder / KEPT) as columns, Blocks(folder / BLOCKS) as blocks:
+        judged = read_judged(tables, config)
+        outcomes, risks, rules = Applications(columns), {}, {}
+        for name, load in methods.items():
+            applied = _apply(name, load(), tables, config.evaluate, outcomes, blocks)
+            risks[name], rules[name] = applied
+        results = evaluate(outcomes, judged, config.evaluate, work.progress)
+        results["risks"], results["rules"] = risks, rules
+        results["absent"] = absent
+        results["rounds"] = _rounds(work, tables, tuple(methods))
+        results["calibration"] = tables.scored.n_known
+        _write_predictions(folder / PREDICTIONS, tables, tuple(methods), blocks)
     save(folder / TABLE, csv_bytes(CSV_HEADER, csv_rows(results)))
     save_json(folder / RESULTS, results)
-    return {"queries": len(queries), "wrong": int(queries.wrong.sum())}
+    return {"queries": len(judged), "wrong": int(judged.wrong.sum())}
 
 
-def _rounds(work: Work, queries: Queries, methods: tuple[str, ...]) -> dict[str, Any]:
+def read_judged(tables: Tables, config: Config) -> Judged:
+    """Labels, units and the columns that the settings name, of all test queries."""
+    wanted = config.evaluate
+    names = dict.fromkeys([*wanted.slices, *wanted.out_of_distribution])
+    names |= dict.fromkeys(name for name in (wanted.severity, wanted.corruption) if name)
+    columns: dict[str, list[Any]] = {name: [] for name in names}
+    same: dict[Any, Any] = {}  # equal values are kept once
+    wrong, units, s = [], [], []
+    for queries in tables.scored.tests():
+        if queries.wrong is None:
+            raise InputError("the test queries have no labels: give them references.")
+        wrong.append(queries.wrong)
+        units.append(np.array([_number(unit) for unit in queries.units or queries.ids]))
+        for name, column in columns.items():
+            if name in queries.columns:
+                values = queries.columns[name]
+                column += [same.setdefault((type(value), value), value) for value in values]
+        if wanted.severity:
+            s.append(queries.s)
+    if not wrong:
+        raise InputError("there are no test queries: name data.test.")
+    size = sum(map(len, wrong))
+    return Judged(
+        np.concatenate(wrong),
+        np.concatenate(units),
+        {name: column for name, column in columns.items() if len(column) == size},
+        np.concatenate(s) if s else None,
+    )
+
+
+def _number(unit: str) -> int:
+    """A unit by 63 bits of its hash: two of ten million are one with a chance of 1 in 100,000."""
+    return int.from_bytes(blake2b(unit.encode(), digest_size=8).digest(), "little") >> 1
+
+
+class Applications(Mapping[str, Outcome]):
+    """What methods said of all test queries, by name; of one method at a time in memory."""
+
+    def __init__(self, columns: Columns) -> None:
+        self.columns, self._rules = columns, dict[str, Rules]()
+
+    def begin(self, name: str, rules: Rules) -> None:
+        """Have a method whose columns follow."""
+        self._rules[name] = rules
+
+    def add(self, name: str, outcome: Outcome) -> None:
+        """What a method said of some more queries."""
+        applied = outcome.applied
+        given: dict[str, Any] = {"u": applied.u, "p_wrong": applied.p_wrong}
+        optional = {"p_platt": applied.p_platt, "p_min_max": applied.p_min_max}
+        given |= {key: values for key, values in optional.items() if values is not None}
+        given |= {f"shown {key}": applied.shown[key] for key in CAUSES if key in applied.shown}
+        given |= {f"answered {rule}": values for rule, values in outcome.answered.items()}
+        given |= {f"certified {risk!r}": values for risk, values in outcome.certified.items()}
+        for key, values in given.items():
+            self.columns.append(f"{name} {key}", values)
+
+    def __getitem__(self, name: str) -> Outcome:
+        rules = self._rules[name]
+
+        def column(key: str) -> Any:
+            full = f"{name} {key}"
+            return self.columns.read(full) if full in self.columns else None
+
+        u = column("u")
+        shown = {key: values for key in CAUSES if (values := column(f"shown {key}")) is not None}
+        applied = Applied(
+            u, column("p_wrong"), column("p_platt"), column("p_min_max"),
+            Compared(u), Compared(u), shown,
+        )  # fmt: skip
+        return Outcome(
+            applied,
+            rules.thresholds,
+            {rule: column(f"answered {rule}") for rule in rules.thresholds},
+            {},
+            {risk: column(f"certified {risk!r}") for risk in rules.certified},
+        )
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._rules)
+
+    def __len__(self) -> int:
+        return len(self._rules)
+
+
+def _apply(
+    name: str,
+    method: Fitted,
+    tables: Tables,
+    config: EvaluateConfig,
+    outcomes: Applications,
+    blocks: Blocks,
+) -> tuple[list[dict[str, Any]], dict[str, float] | None]:
+    """Apply a method to the test queries, block by block; its rows by risk, and its rule."""
+    rules = rules_of(method, config)
+    outcomes.begin(name, rules)
+    risks, rule = RiskTable(method, rules, config), None
+    for number, queries in enumerate(tables.tests(method.method)):
+        # what is to be said of test queries as a whole is said of the first of them
+        with library_quiet() if number else nullcontext():
+            outcome = decided(method.apply(queries), rules)
+        outcomes.add(name, outcome)
+        risks.add(outcome.applied, queries.wrong)
+        rule = rule_of(outcome)
+        blocks.save(name, number, prediction_columns(method, outcome, queries))
+    return risks.rows(), rule
+
+
+def prediction_columns(method: Fitted, outcome: Outcome, queries: Queries) -> dict[str, Any]:
+    """All that is kept of what a method said of some queries, by name."""
+    applied = outcome.applied
+    found: dict[str, Any] = {"u": applied.u, "p_wrong": applied.p_wrong}
+    found |= applied.shown
+    found |= {f"answered_{k}": v for k, v in outcome.answered.items()}
+    found |= {f"reason_{k}": list(v) for k, v in outcome.reasons.items()}
+    return found | explained_columns(method, outcome, queries) | compared_columns(outcome)
+
+
+class Blocks:
+    """Columns of each method of each block, kept until all methods are applied."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.columns: dict[str, dict[str, None]] = {}  # of each method, over all blocks
+        self.differs: set[str] = set()  # methods whose guarantee is about other scores
+
+    def __enter__(self) -> Blocks:
+        if self.folder.is_dir():
+            remove(self.folder)  # of a stage that was interrupted
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.folder.is_dir():
+            remove(self.folder)
+
+    def save(self, method: str, number: int, columns: Mapping[str, Any]) -> None:
+        """Keep the columns of a block."""
+        own = self.columns.setdefault(method, {})
+        own |= dict.fromkeys(columns)
+        if GUARANTEED_U in columns and not np.array_equal(columns[GUARANTEED_U], columns["u"]):
+            self.differs.add(method)
+        save_parquet(self.folder / f"{slug(method)}-{number:05d}.parquet", columns)
+
+    def read(self, method: str, number: int, size: int) -> dict[str, Any]:
+        """The columns of a block, all of the method's in one order; None where there are none."""
+        path = self.folder / f"{slug(method)}-{number:05d}.parquet"
+        found = read_parquet(path, REDO)
+        names = self.columns[method]
+        if method not in self.differs:
+            names = {name: None for name in names if not name.endswith("_guaranteed_fit")}
+        return {name: found.get(name, [None] * size) for name in names}
+
+
+def _write_predictions(
+    path: Path, tables: Tables, methods: tuple[str, ...], blocks: Blocks
+) -> None:
+    types: dict[str, str] = {"query_id": "string", "wrong": "bool", "unit": "string"}
+    for method in methods:
+        names = blocks.read(method, 0, 0)
+        types |= {f"{method}.{_plain(name)}": column_type(name) for name in names}
+    with TableWriter(path, types) as writer:
+        for number, queries in enumerate(tables.scored.tests()):
+            units = list(queries.units or queries.ids)
+            columns: dict[str, Any] = {
+                "query_id": list(queries.ids), "wrong": queries.wrong, "unit": units,
+            }  # fmt: skip
+            for method in methods:
+                found = blocks.read(method, number, len(queries))
+                columns |= {f"{method}.{_plain(name)}": v for name, v in found.items()}
+            writer.write(columns)
+
+
+def _plain(name: str) -> str:
+    return name.removesuffix("_fit") if name.endswith("_guaranteed_fit") else name
+
+
+def column_type(name: str) -> str:
+    """Of a column of predictions."""
+    if name.startswith("answered_"):
+        return "bool"
+    return "string" if name.startswith("reason_") or name in ("cause", "side", "why") else "double"
+
+
+def _rounds(work: Work, tables: Tables, methods: tuple[str, ...]) -> dict[str, Any]:
     """What drawing in rounds would have cost and answered, beside fixed numbers of samples."""
     config, (rounds, why) = work.config, read_rounds(work.run)
     found: dict[str, Any] = {"absent": why, "tiers": [], "rows": []}
     with library_quiet():  # the table itself shows where nothing is certified
         if rounds is not None:
-            found |= replayed(rounds, queries.take(queries.test), config)
-        found["fixed"] = curve(queries, config.rounds.counts, methods, config)
+            found |= replayed(rounds, tables.tests(), config)
+        counts, found["fixed"] = config.rounds.counts, []
+        if counts:
+            found["fixed"] = curve_of(tables.known, tables.tests, counts, methods, config)
     return found
 
 
@@ -138,10 +316,10 @@ def rule_of(outcome: Outcome) -> dict[str, float] | None:
 def compared_columns(outcome: Outcome) -> dict[str, Any]:
     """u and P(wrong) that the guaranteed threshold is about, where they are of another fit."""
     compared = outcome.applied.guaranteed
-    if compared.u is outcome.applied.u or np.array_equal(compared.u, outcome.applied.u):
+    if compared.u is outcome.applied.u:
         return {}
     p = compared.p_wrong
-    return {"u_guaranteed": compared.u, **({} if p is None else {"p_guaranteed": p})}
+    return {GUARANTEED_U: compared.u, **({} if p is None else {GUARANTEED_P: p})}
 
 
 def read_results(run: Path) -> dict[str, Any]:
@@ -158,16 +336,22 @@ def read_predictions(run: Path) -> dict[str, list[Any]]:
     return read_parquet(path, REDO, columns=PREDICTED)
 
 
-def need_methods(table: Mapping[str, Any], methods: Iterable[str], run: Path) -> None:
+def need_methods(columns: Collection[str], methods: Iterable[str], run: Path) -> None:
     """Refuse predictions that lack a method which the results have."""
     for name in methods:
-        if not {f"{name}.u", f"{name}.p_wrong"} <= table.keys():
+        if not {f"{name}.u", f"{name}.p_wrong"} <= set(columns):
             raise ArtefactError(f"{run}: the predictions have nothing of {name}. {REDO}")
+
+
+def open_predictions(run: Path) -> StoredTable:
+    """The same, read when it is looked at."""
+    path = require_whole(run, "evaluate") / PREDICTIONS
+    return StoredTable(path, REDO, columns=PREDICTED)
 
 
 def evaluate(
     outcomes: Mapping[str, Outcome],
-    queries: Queries,
+    queries: Table,
     config: EvaluateConfig,
     progress: Any = lambda *_: None,
 ) -> dict[str, Any]:

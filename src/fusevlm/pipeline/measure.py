@@ -11,8 +11,8 @@ from typing import Any, TypedDict
 
 import numpy as np
 
-from fusevlm import metrics
-from fusevlm.checks import BoolArray, FloatArray
+from fusevlm import checks, metrics
+from fusevlm.checks import BoolArray, FloatArray, IntArray
 from fusevlm.errors import InputError, UndefinedMetricError, library_quiet
 from fusevlm.fuse.thresholds import Threshold
 from fusevlm.metrics.summary import OF_P, OF_U
@@ -64,59 +64,135 @@ class Outcome:
     certified: dict[float, BoolArray] = field(default_factory=dict)  # by risk, with the guarantee
 
 
+@dataclass(frozen=True, eq=False)
+class Judged:
+    """What figures are made of beside the methods' columns: labels, units, and other columns.
+
+    wrong    [N]
+    units    [N] numbers, equal where queries are resampled together
+    columns  by name, one entry per query: those that the settings name
+    s        [N] the prior statistic; None where nothing asks for it
+    """
+
+    wrong: BoolArray
+    units: IntArray
+    columns: Mapping[str, Any] = field(default_factory=dict)
+    s: FloatArray | None = None
+
+    def __len__(self) -> int:
+        return len(self.wrong)
+
+    def column(self, name: str, named_by: str) -> Any:
+        """A column, or an error that says who named it, and the nearest."""
+        if name not in self.columns:
+            raise InputError(
+                f"{named_by} names the column {name!r}, which the queries do not have."
+                f"{checks.hint(name, self.columns)}"
+            )
+        return self.columns[name]
+
+
+Table = Queries | Judged  # what figures are of
+
+
+@dataclass(frozen=True, eq=False)
+class Rules:
+    """The thresholds of a fitted method: by rule, and with the guarantee by risk."""
+
+    thresholds: dict[str, Threshold]
+    certified: dict[float, Threshold]
+
+
+def rules_of(method: Fitted, config: EvaluateConfig) -> Rules:
+    """The thresholds at the settings' risks; no query is looked at that is decided by them."""
+    thetas = method.thresholds(config.risk, config.delta)
+    risks = config.risks if GUARANTEED in thetas else ()
+    certified = {risk: method.thresholds(risk, config.delta)[GUARANTEED] for risk in risks}
+    return Rules(thetas, certified)
+
+
+def decided(applied: Applied, rules: Rules) -> Outcome:
+    """What was applied to queries, decided by the rules."""
+    made = {rule: applied.decide(rule, theta) for rule, theta in rules.thresholds.items()}
+    certified = {
+        risk: applied.decide(GUARANTEED, theta)[0] for risk, theta in rules.certified.items()
+    }
+    answered = {rule: answer for rule, (answer, _) in made.items()}
+    reasons = {rule: why for rule, (_, why) in made.items()}
+    return Outcome(applied, rules.thresholds, answered, reasons, certified)
+
+
 def outcome_of(method: Fitted, queries: Queries, config: EvaluateConfig) -> Outcome:
     """Apply a fitted method to queries and decide."""
-    thetas = method.thresholds(config.risk, config.delta)
+    rules = rules_of(method, config)
     applied = method.apply(queries)
-    decided = {rule: applied.decide(rule, theta) for rule, theta in thetas.items()}
-    certified = {}
-    for risk in config.risks if GUARANTEED in thetas else ():
-        theta = method.thresholds(risk, config.delta)[GUARANTEED]
-        certified[risk] = applied.decide(GUARANTEED, theta)[0]
-    answered = {rule: answer for rule, (answer, _) in decided.items()}
-    reasons = {rule: why for rule, (_, why) in decided.items()}
-    return Outcome(applied, thetas, answered, reasons, certified)
+    return decided(applied, rules)
+
+
+class RiskTable:
+    """What each wanted risk would bring: the threshold with the guarantee, and what it answers.
+
+    ``certified`` is the coverage among the calibration queries that are kept for thresholds,
+    ``coverage`` and ``risk`` are those of the test queries, which may come some at a time.
+    """
+
+    def __init__(self, method: Fitted, rules: Rules, config: EvaluateConfig) -> None:
+        self.thetas: dict[float, Threshold] = {}
+        self.n_queries = 0
+        self.answered = dict.fromkeys(RISKS, 0)
+        self.wrong = dict.fromkeys(RISKS, 0)
+        if GUARANTEED in rules.thresholds:
+            with library_quiet():  # the table itself shows where nothing is certified
+                for wanted in RISKS:
+                    found = method.thresholds(wanted, config.delta)
+                    self.thetas[wanted] = found[GUARANTEED]
+
+    def add(self, applied: Applied, wrong: BoolArray) -> None:
+        """Count some test queries."""
+        self.n_queries += len(wrong)
+        with library_quiet():
+            for wanted, theta in self.thetas.items():
+                answered = applied.decide(GUARANTEED, theta)[0]
+                self.answered[wanted] += int(answered.sum())
+                self.wrong[wanted] += int(wrong[answered].sum())
+
+    def rows(self) -> list[dict[str, Any]]:
+        """A row for each risk; none of a method that promises nothing."""
+        return [
+            {
+                "wanted": wanted,
+                "threshold": float(theta.threshold) if theta.feasible else None,
+                "certified": float(theta.coverage) if theta.feasible else 0.0,
+                "answered": self.answered[wanted],
+                "coverage": self.answered[wanted] / self.n_queries,
+                "risk": self.wrong[wanted] / self.answered[wanted]
+                if self.answered[wanted]
+                else None,
+            }
+            for wanted, theta in self.thetas.items()
+        ]
 
 
 def risk_rows(
     method: Fitted, outcome: Outcome, wrong: BoolArray, config: EvaluateConfig
 ) -> list[dict[str, Any]]:
-    """What each wanted risk would bring: the threshold with the guarantee, and what it answers.
-
-    ``certified`` is the coverage among the calibration queries that are kept for thresholds,
-    ``coverage`` and ``risk`` are those of the test queries.
-    """
-    if GUARANTEED not in outcome.thresholds:
-        return []
-    rows = []
-    with library_quiet():  # the table itself shows where nothing is certified
-        for wanted in RISKS:
-            theta = method.thresholds(wanted, config.delta)[GUARANTEED]
-            answered = outcome.applied.decide(GUARANTEED, theta)[0]
-            rows.append(
-                {
-                    "wanted": wanted,
-                    "threshold": float(theta.threshold) if theta.feasible else None,
-                    "certified": float(theta.coverage) if theta.feasible else 0.0,
-                    "answered": int(answered.sum()),
-                    "coverage": float(answered.mean()),
-                    "risk": float(wrong[answered].mean()) if answered.any() else None,
-                }
-            )
-    return rows
+    """The rows of :class:`RiskTable` of queries that are all at hand."""
+    table = RiskTable(method, Rules(outcome.thresholds, {}), config)
+    table.add(outcome.applied, wrong)
+    return table.rows()
 
 
 def interval(
     metric: Any,
     u: Any,
     label: Any,
-    units: Sequence[str],
+    units: Sequence[str] | IntArray,
     config: EvaluateConfig,
     **options: float,
 ) -> Row | None:
     """``metric(u, label)`` with its percentile interval over resampled units; None if undefined."""
     try:
-        if len(set(units)) < 2:
+        if not several(units):
             compute = getattr(metrics, metric) if isinstance(metric, str) else metric
             return {"estimate": float(compute(u, label, **options)), "low": None, "high": None}
         found = metrics.bootstrap(
@@ -128,9 +204,23 @@ def interval(
     return {"estimate": found.estimate, "low": found.low, "high": found.high}
 
 
+def several(units: Sequence[str] | IntArray | None) -> bool:
+    """Whether there are two units or more."""
+    if isinstance(units, np.ndarray):
+        return bool(len(units)) and not bool((units == units[0]).all())
+    return len(set(units or ())) > 1
+
+
+def some_units(queries: Table, mask: BoolArray) -> Sequence[str] | IntArray:
+    """The units of some queries."""
+    if isinstance(queries.units, np.ndarray):
+        return np.asarray(queries.units[mask])
+    return [unit for unit, inside in zip(queries.units or (), mask, strict=True) if inside]
+
+
 def measure(
     outcomes: Mapping[str, Outcome],
-    queries: Queries,
+    queries: Table,
     config: EvaluateConfig,
     progress: Progress = lambda *_: None,
 ) -> list[dict[str, Any]]:
@@ -148,10 +238,10 @@ def _in_slice(
     name: str,
     mask: BoolArray,
     outcomes: Mapping[str, Outcome],
-    queries: Queries,
+    queries: Table,
     config: EvaluateConfig,
 ) -> dict[str, Any]:
-    units = [unit for unit, inside in zip(queries.units or (), mask, strict=True) if inside]
+    units = some_units(queries, mask)
     label = queries.wrong[mask]
 
     def value(metric: Any, scores: Any, labels: Any = label, **options: float) -> Row | None:
@@ -211,7 +301,7 @@ def risk_of_answered(answered: FloatArray, wrong: Any) -> float:
     return float(chosen.mean())
 
 
-def out_of_distribution(queries: Queries, config: EvaluateConfig) -> BoolArray:
+def out_of_distribution(queries: Table, config: EvaluateConfig) -> BoolArray:
     """Which queries any of the named columns calls out of distribution."""
     out = np.zeros(len(queries), dtype=np.bool_)
     for column in config.out_of_distribution:
@@ -222,18 +312,19 @@ def out_of_distribution(queries: Queries, config: EvaluateConfig) -> BoolArray:
     return out
 
 
-def cut(queries: Queries, config: EvaluateConfig) -> dict[str, BoolArray]:
+def cut(queries: Table, config: EvaluateConfig) -> dict[str, BoolArray]:
     """The slices by name: in and out of distribution, then each value of each column."""
     found: dict[str, BoolArray] = {}
     if config.out_of_distribution:
         out = out_of_distribution(queries, config)
         found |= {"in distribution": ~out, "out of distribution": out}
     for column in config.slices:
-        values = list(queries.column(column, "evaluate.slices"))
+        values = queries.column(column, "evaluate.slices")
         if any(isinstance(value, list | dict) for value in values):
             raise InputError(f"evaluate.slices: {column!r} holds lists; expected plain values.")
         for value in sorted(set(values), key=lambda v: (str(type(v)), v)):
-            found[f"{column} {value}"] = np.array([v == value for v in values])
+            same = (v == value for v in values)
+            found[f"{column} {value}"] = np.fromiter(same, np.bool_, len(values))
     return {name: mask for name, mask in found.items() if mask.any()}
 
 
@@ -248,10 +339,10 @@ def best_baseline(figures: Mapping[str, Mapping[str, Row | None]]) -> str:
 
 
 def differences(
-    outcomes: Mapping[str, Outcome], reference: str, queries: Queries, config: EvaluateConfig
+    outcomes: Mapping[str, Outcome], reference: str, queries: Table, config: EvaluateConfig
 ) -> dict[str, dict[str, Any]]:
     """AUROC of each method minus that of the reference, paired, with Holm's p over all of them."""
-    if not reference or len(set(queries.units or ())) < 2:
+    if not reference or not several(queries.units):
         return {}
     base = outcomes[reference]
     found = {
@@ -264,11 +355,11 @@ def differences(
 
 
 def gains(
-    outcomes: Mapping[str, Outcome], queries: Queries, config: EvaluateConfig
+    outcomes: Mapping[str, Outcome], queries: Table, config: EvaluateConfig
 ) -> dict[str, dict[str, Any]]:
     """For each source alone: AUROC of the preset that fuses both minus that of the source."""
     one_class = queries.wrong.all() or not queries.wrong.any()  # no AUROC
-    if one_class or len(set(queries.units or ())) < 2:
+    if one_class or not several(queries.units):
         return {}
     found = {}
     for name, outcome in outcomes.items():
@@ -280,7 +371,7 @@ def gains(
 
 
 def _difference(
-    one: Outcome, other: Outcome, queries: Queries, config: EvaluateConfig
+    one: Outcome, other: Outcome, queries: Table, config: EvaluateConfig
 ) -> dict[str, Any]:
     """AUROC of one method minus that of another on the same queries, by paired bootstrap."""
     found = metrics.paired_bootstrap(

@@ -458,12 +458,28 @@ def fit_method(name: str, queries: Queries, config: CalibrateConfig) -> Fitted:
         values = _values(column, queries, parts, config.probability, stack)
         return Fitted(method, _scales(column, queries.wrong, parts[1]), values=values, map=stack)
     given = _given(queries, method)
-    options = {**_calibrated(method, config), **_ranked(method.options, given)}
-    fitted = _fit_form(method, Fuse(method.preset, **options).fit(given), given, config)
+    first, *second = forms_of(method, config, _width(given))
+    fitted = _fit_form(method, first.fit(given), given, config)
+    for apart in second:
+        fitted = replace(fitted, apart=_fit_form(method, apart.fit(given), given, config))
+    return fitted
+
+
+def forms_of(method: Method, config: CalibrateConfig, d: int | None) -> list[Fuse]:
+    """The form of FUSE that a method fits; and, where it reuses all queries, one that does not.
+
+    ``d`` are the features of hidden states; None where there are none.
+    """
+    options = {**_calibrated(method, config), **_ranked(method.options, d)}
+    first = Fuse(method.preset, **options)
     if "threshold_share" in options or method.group in ONE_FIT or method.readout in RANK_ONLY:
-        return fitted
-    kept = Fuse(method.preset, **options, threshold_share=config.threshold_share).fit(given)
-    return replace(fitted, apart=_fit_form(method, kept, given, config))
+        return [first]
+    return [first, Fuse(method.preset, **options, threshold_share=config.threshold_share)]
+
+
+def _width(queries: Queries) -> int | None:
+    states = queries.samples[0].embeddings
+    return None if states is None else int(states.shape[1])
 
 
 def _calibrated(method: Method, config: CalibrateConfig) -> dict[str, Any]:
@@ -507,14 +523,10 @@ def _given(queries: Queries, method: Method) -> Queries:
     return replace(queries, prior={}, inputs={}, views={}) if method.uses == "evidence" else queries
 
 
-def _ranked(options: Mapping[str, Any], queries: Queries) -> dict[str, Any]:
+def _ranked(options: Mapping[str, Any], d: int | None) -> dict[str, Any]:
     """The row's options; a reduced whitening keeps at most half of the features."""
-    if options.get("whitening") not in ("low_rank", "pca"):
-        return dict(options)
-    states = queries.samples[0].embeddings
-    if states is None:
-        return dict(options)  # the fit says what is missing
-    d = states.shape[1]
+    if options.get("whitening") not in ("low_rank", "pca") or d is None:
+        return dict(options)  # without states the fit says what is missing
     return {**options, "rank": min(Options().rank, d // 2)}
 
 

@@ -1,19 +1,59 @@
-"""Work done part by part: what is missing is made, and what failed is tried again."""
+"""Work done part by part: what is missing is made, and what failed is tried again.
+
+A stage that is made of parts has, in its module,
+
+    items(work)        all that it goes through, in order, read when it is looked at
+    open_maker(work)   what makes parts of some of them: a model, loaded once
+
+and an engine (:mod:`fusevlm.pipeline.engine`) that brings the two together, here or elsewhere.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, overload
 
 from fusevlm.store.generations import count_rows
-from fusevlm.store.parts import Part, Parts, merged
+from fusevlm.store.parts import Part, Parts, merged, read_part, write_part
+from fusevlm.store.places import Place
 from fusevlm.types import Query
 
 NEVER, PASSING, ALL = "never", "passing", "all"  # failed rows to try again
 Progress = Callable[..., None]  # done, in all, and perhaps a note
+MOST_PARTS = 16384  # of a stage, as long as parts can grow
+LARGEST = 1024  # queries a part
+
+
+class Span(Sequence[Any]):
+    """Some items of a long sequence, read when they are looked at."""
+
+    def __init__(self, items: Sequence[Any], places: Sequence[int]) -> None:
+        self.items, self.places = items, places
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._read(self.places))
+
+    @overload
+    def __getitem__(self, index: int) -> Any: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[Any]: ...
+
+    def __getitem__(self, index: int | slice) -> Any:
+        chosen = self.places[index]
+        return self._read(chosen) if isinstance(chosen, Sequence) else self.items[chosen]
+
+    def _read(self, places: Sequence[int]) -> list[Any]:
+        if not places:
+            return []
+        some = self.items[places[0] : places[-1] + 1]
+        return [some[place - places[0]] for place in places]
 
 
 @dataclass(frozen=True)
@@ -23,12 +63,44 @@ class Piece:
     index: int
     items: Sequence[Any]
     places: Sequence[int] | None = None
+    start: int = 0  # of the part's first item among all
 
 
-Make = Callable[[Piece], Part]
+class Maker(Protocol):
+    """Makes parts of pieces; one in each process that works on a stage."""
+
+    def make(self, piece: Piece) -> Part: ...
+
+    def told(self) -> dict[str, Any]:
+        """What is to be known beside the parts made so far: of a service, in JSON's types."""
+        ...
+
+    def close(self) -> None: ...
 
 
-def open_pieces(parts: Parts, items: Sequence[Any], size: int, again: str = NEVER) -> list[Piece]:
+def part_size(n_items: int, batch: int) -> int:
+    """Items a part: a batch, and in a long run as many batches as keep the parts countable."""
+    size = batch
+    while n_items > MOST_PARTS * size and size < LARGEST:
+        size += batch
+    return size
+
+
+def cut(n_items: int, size: int, breaks: Sequence[int] = ()) -> list[tuple[int, int]]:
+    """(start, stop) of each part: by position, and none goes across a break."""
+    found = []
+    for start, stop in zip([0, *breaks], [*breaks, n_items], strict=True):
+        found += [(first, min(first + size, stop)) for first in range(start, stop, size)]
+    return found
+
+
+def open_pieces(
+    parts: Parts,
+    items: Sequence[Any],
+    size: int,
+    again: str = NEVER,
+    breaks: Sequence[int] = (),
+) -> list[Piece]:
     """What is left to do, in order.
 
     Parts are cut by position, in the size in which the first of them was cut, so that a run that
@@ -36,54 +108,64 @@ def open_pieces(parts: Parts, items: Sequence[Any], size: int, again: str = NEVE
     """
     size = parts.size or size
     found = []
-    for index, start in enumerate(range(0, len(items), size)):
-        some = items[start : start + size]
+    for index, (start, stop) in enumerate(cut(len(items), size, breaks)):
+        some = Span(items, range(start, stop))
         if index not in parts:
-            found.append(Piece(index, some))
+            found.append(Piece(index, some, start=start))
         elif again != NEVER:
             places = _failed(parts, index, some, again)
             if places:
-                found.append(Piece(index, [some[k] for k in places], places))
+                own = Span(items, [start + k for k in places])
+                found.append(Piece(index, own, places, start))
     return found
 
 
 def fill(
     parts: Parts,
-    items: Sequence[Any],
+    pieces: Sequence[Piece],
+    n_items: int,
     size: int,
-    make: Make,
+    maker: Maker,
     *,
-    again: str = NEVER,
     progress: Progress = lambda *_: None,
-    kept: Callable[[int], None] = lambda index: None,
-    note: Callable[[], str] = lambda: "",
+    noted: Callable[[int | None, dict[str, Any]], str] = lambda index, told: "",
 ) -> None:
-    """Make every part that is missing, and the failed rows that are to be tried again.
+    """Make the pieces, one after the other.
 
-    ``kept`` is told the number of each part that was written; ``note`` goes with the progress.
+    ``noted`` is told the number of each part that was written (before the first: None) with what
+    the maker tells; what it answers goes with the progress.
     """
-    left = open_pieces(parts, items, size, again)
-    done = len(items) - sum(len(piece.items) for piece in left)
-    progress(done, len(items))
-    for piece in left:
-        keep(parts, piece, make(piece), size)
-        kept(piece.index)
+    done = n_items - sum(len(piece.items) for piece in pieces)
+    noted(None, maker.told())
+    progress(done, n_items)
+    for piece in pieces:
+        keep(parts, piece, maker.make(piece), size)
+        words = noted(piece.index, maker.told())
         done += len(piece.items)
-        progress(done, len(items), *filter(None, [note()]))
+        progress(done, n_items, *filter(None, [words]))
 
 
 def keep(parts: Parts, piece: Piece, made: Part, size: int) -> None:
-    """Write what was made of a piece; a row that fails as it did before changes nothing."""
-    size = parts.size or size
+    """Write what was made of a piece, and count it."""
+    if keep_piece(parts.place, parts.kind, piece, made, parts.size or size):
+        parts.note(piece.index)
+
+
+def keep_piece(place: Place, kind: str, piece: Piece, made: Part, size: int) -> bool:
+    """Write what was made of a piece; whether anything was: a row that fails as before changes
+    nothing.
+    """
     if piece.places is None:
-        parts.write(piece.index, made.rows, made.arrays, {**made.facts, "size": size})
-        return
-    old = parts.read(piece.index)
+        facts = {**made.facts, "size": size}
+        write_part(place, kind, piece.index, replace(made, facts=facts))
+        return True
+    old = read_part(place, kind, piece.index)
     if [old.rows["error"][k] for k in piece.places] == list(made.rows["error"]):
-        return
+        return False
     new = merged(old, made, piece.places)
     new = replace(new, facts={**old.facts, **count_rows(new.rows)})
-    parts.write(piece.index, new.rows, new.arrays, new.facts)
+    write_part(place, kind, piece.index, new)
+    return True
 
 
 def _failed(parts: Parts, index: int, items: Sequence[Any], again: str) -> list[int]:

@@ -6,7 +6,7 @@ import base64
 import io
 import platform
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -20,7 +20,7 @@ from fusevlm.config import as_toml
 from fusevlm.data.images import load_image
 from fusevlm.errors import ArtefactError, InputError
 from fusevlm.pipeline.data import TEST, read_asked
-from fusevlm.pipeline.evaluate import need_methods, read_predictions, read_results
+from fusevlm.pipeline.evaluate import need_methods, open_predictions, read_results
 from fusevlm.pipeline.figures import save_drawings, titles_of
 from fusevlm.pipeline.methods import EMPIRICAL, FUSE, GUARANTEED, group_of
 from fusevlm.pipeline.run import Work
@@ -43,6 +43,7 @@ from fusevlm.settings import Config
 from fusevlm.store import runs, save
 from fusevlm.store.generations import read_generations
 from fusevlm.store.runs import commit, require
+from fusevlm.store.tables import GROUP, StoredTable
 from fusevlm.types import Queries, Query, Samples
 
 PAGE = "index.html"
@@ -50,27 +51,23 @@ SIDE = 128  # pixels of a picture
 MOST_PICTURES = 5_000_000  # bytes of all of them
 MOST_LINES = 8  # in one plot
 USUAL = "g_nll"  # drawn beside the method of choice where it was compared
+MOST_ON_PAGE = 10_000  # test queries whose numbers the page holds
 NO_NTL = "the model gives no log-probabilities"
 
 
 def make(work: Work) -> dict[str, int]:
     """Draw, and write the page."""
     check_report(work.config)
-    results, table = read_results(work.run), read_predictions(work.run)
-    need_methods(table, results["slices"][0]["methods"], work.run)
+    results, table = read_results(work.run), open_predictions(work.run)
+    need_methods(table.names, results["slices"][0]["methods"], work.run)
     settings = work.config.report
     method = of_choice(settings.method, results)
     names, left_out = drawn(method, settings.beside, results)
     titles = titles_of(names)
-    wrong = np.array(table["wrong"], dtype=np.bool_)
-    lines = {
-        titles[name]: Line(np.array(table[f"{name}.u"]), np.array(table[f"{name}.p_wrong"]))
-        for name in names
-    }
-    u = lines[titles[method]].u
-    asked = read_shown(work.run, table["query_id"])
-    likely, rows = _likely(asked), choose(u, wrong, settings.examples)
-    groups = _examples(asked, table, method, rows, likely)
+    wrong = table.column("wrong").astype(np.bool_)
+    lines, u = Lines(table, titles), table.column(f"{method}.u")
+    likely, rows = likely_of(work.run, table), choose(u, wrong, settings.examples)
+    groups = _examples(work.run, table, method, rows, likely)
     wanted = settings.figures or tuple(TITLES)
     drawings: dict[str, Drawing] = {}
     if likely is None:
@@ -87,9 +84,26 @@ def make(work: Work) -> dict[str, int]:
         data["cost-coverage"] = costs.columns(prices)
     folder = work.folder("report")
     kinds = save_drawings(folder, drawings, pdf=settings.pdf, data=data)
-    page = run_page(work, results, table, method, asked, kinds, left_out)
+    page = run_page(work, results, table, method, kinds, left_out)
     save(folder / PAGE, page.encode())
     return {"figures": len(drawings), "examples": sum(map(len, groups.values()))}
+
+
+class Lines(Mapping[str, Line]):
+    """What methods said of the test queries, by their titles; read when it is looked at."""
+
+    def __init__(self, table: StoredTable, titles: Mapping[str, str]) -> None:
+        self.table, self.names = table, {title: name for name, title in titles.items()}
+
+    def __getitem__(self, title: str) -> Line:
+        name = self.names[title]
+        return Line(self.table.column(f"{name}.u"), self.table.column(f"{name}.p_wrong"))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.names)
+
+    def __len__(self) -> int:
+        return len(self.names)
 
 
 def check_report(config: Config) -> None:
@@ -147,7 +161,7 @@ class Shown:
 
 
 def read_shown(run: Path, ids: Sequence[str]) -> list[Shown]:
-    """These test queries in order."""
+    """These test queries in order; of all others nothing is kept in memory."""
     wanted = set(ids)
     queries = {q.id: q for q in read_asked(run, (TEST,)) if q.id in wanted}
     said = {
@@ -163,26 +177,53 @@ def read_shown(run: Path, ids: Sequence[str]) -> list[Shown]:
 
 def _likely(asked: Sequence[Shown]) -> FloatArray | None:
     """Next-token likelihood of each query: the mean probability of all sampled tokens."""
-    if any(one.samples.token_logprobs is None for one in asked):
+    return _likelihood([one.query.id for one in asked], [one.samples for one in asked])
+
+
+def _likelihood(ids: Sequence[str], samples: Sequence[Samples]) -> FloatArray | None:
+    if any(said.token_logprobs is None for said in samples):
         return None
-    return 1.0 - ntl(Queries([one.query.id for one in asked], [one.samples for one in asked]))
+    return 1.0 - ntl(Queries(ids, samples))
+
+
+def likely_of(run: Path, table: StoredTable) -> FloatArray | None:
+    """Next-token likelihood of all test queries, some of them in memory at a time."""
+    stored, found = read_generations(require(run, "sample")), []
+    for block in table.blocks(GROUP, ["query_id"]):
+        samples = []
+        for query_id in block["query_id"]:
+            own = next(g for g in stored if g.query_id == query_id)  # both are in one order
+            assert own.samples is not None  # it did not fail
+            samples.append(own.samples)
+        likely = _likelihood(block["query_id"], samples)
+        if likely is None:
+            return None
+        found.append(likely)
+    return np.concatenate(found)
 
 
 def _examples(
-    asked: Sequence[Shown],
-    table: Mapping[str, Sequence[Any]],
+    run: Path,
+    table: StoredTable,
     method: str,
     groups: Mapping[str, Sequence[int]],
     likely: FloatArray | None,
 ) -> dict[str, list[Example]]:
     """The chosen rows of each group with all that is shown of them."""
-    own = {k.removeprefix(f"{method}."): v for k, v in table.items() if k.startswith(f"{method}.")}
-    order = np.argsort(np.array(own["u"]), kind="stable")
-    ranks = {int(row): rank for rank, row in enumerate(order, 1)}
+    chosen = sorted(row for rows in groups.values() for row in rows)
+    if not chosen:
+        return {group: [] for group in groups}
+    own = [name for name in table.names if name.startswith(f"{method}.")]
+    some = table.take(chosen, ["query_id", "wrong", *own])
+    asked = read_shown(run, some["query_id"])
+    order = np.argsort(table.column(f"{method}.u"), kind="stable")
+    ranks = np.empty(len(order), dtype=np.int64)
+    ranks[order] = np.arange(1, len(order) + 1)
 
     def example(row: int) -> Example:
-        query, samples = asked[row].query, asked[row].samples
-        facts = {name: column[row] for name, column in own.items()}
+        at = chosen.index(row)
+        query, samples = asked[at].query, asked[at].samples
+        facts = {name.removeprefix(f"{method}."): some[name][at] for name in own}
         decision, reason = _decision(facts)
         return Example(
             picture=thumbnail(query.images[0], "PNG") if query.images else b"",
@@ -190,9 +231,9 @@ def _examples(
             references=query.references,
             answer=samples.answer or "",
             samples=Counter(samples.texts).most_common(),
-            wrong=table["wrong"][row],
+            wrong=some["wrong"][at],
             u=facts["u"],
-            rank=ranks[row],
+            rank=int(ranks[row]),
             of=len(ranks),
             p_wrong=facts["p_wrong"],
             m0=facts.get("m0"),
@@ -226,12 +267,19 @@ def thumbnail(image: Any, kind: str = "WEBP", side: int = SIDE) -> bytes:
     return buffer.getvalue()
 
 
+def on_page(size: int) -> list[int]:
+    """Rows of the test queries whose numbers the page holds: all, or some drawn at random."""
+    if size <= MOST_ON_PAGE:
+        return list(range(size))
+    drawn = np.random.default_rng(0).choice(size, MOST_ON_PAGE, replace=False)
+    return [int(row) for row in np.sort(drawn)]
+
+
 def run_page(
     work: Work,
     results: Mapping[str, Any],
-    table: Mapping[str, Sequence[Any]],
+    table: StoredTable,
     method: str,
-    asked: Sequence[Shown],
     kinds: Mapping[str, Sequence[str]],
     left_out: Mapping[str, str],
 ) -> str:
@@ -239,7 +287,9 @@ def run_page(
     names = list(results["slices"][0]["methods"])
     titles = titles_of(names)
     settings = results["settings"]
-    data = page_data(results, table, method, titles, asked, work.config)
+    some = table.take(on_page(len(table)))
+    asked = read_shown(work.run, some["query_id"])
+    data = page_data(results, some, method, titles, asked, work.config)
     shown = {
         "name": work.config.name,
         "headline": headline(results, method, titles[method], work.config.sample.model),
@@ -257,7 +307,8 @@ def run_page(
         "absent": results["absent"],
         "files": files_of(list(kinds), kinds),
         "left_out": {TITLES.get(key, key): why for key, why in left_out.items()},
-        "gallery_note": _gallery_note(len(data["gallery"]), len(asked), titles[method]),
+        "gallery_note": _gallery_note(len(data["gallery"]), len(asked), titles[method])
+        + _page_note(len(asked), len(table)),
         "made": made_by(work),
     }
     return render("report.html.j2", "report.js", data, shown)
@@ -268,6 +319,16 @@ def _gallery_note(shown: int, there: int, title: str) -> str:
     return (
         f"What was asked, what was said, and why it is unsure, by {title}; bars are the share of "
         f"calibration queries with less of it.{some}"
+    )
+
+
+def _page_note(shown: int, there: int) -> str:
+    if shown == there:
+        return ""
+    error = 1.96 * 0.5 / shown**0.5
+    return (
+        f" The charts, the slider and this gallery are of {shown} of the {there} test queries, "
+        f"drawn at random (shares are right to ±{error:.3f}); the tables are of all."
     )
 
 

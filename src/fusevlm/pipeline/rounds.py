@@ -8,19 +8,26 @@ have answered with its guarantee.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 import numpy as np
 
-from fusevlm.checks import BoolArray, FloatArray, IntArray
+from fusevlm.checks import FloatArray, IntArray
 from fusevlm.errors import FuseError, library_quiet
 from fusevlm.fuse import thresholds
 from fusevlm.fuse.estimator import divide
-from fusevlm.fuse.rounds import Rounds, Tier, usual_tiers
-from fusevlm.pipeline.methods import GUARANTEED, find_method, fit_method, scores_of_methods
-from fusevlm.scores import SCORES, compute_scores
+from fusevlm.fuse.rounds import RoundDecisions, Rounds, Tier, usual_tiers
+from fusevlm.pipeline.methods import (
+    GUARANTEED,
+    Fitted,
+    find_method,
+    fit_method,
+    scores_of_methods,
+)
+from fusevlm.scores import SCORES, Streamed
 from fusevlm.scores.votes import VOTES, voted
 from fusevlm.settings import CalibrateConfig, Config, EvaluateConfig
 from fusevlm.types import Queries
@@ -60,120 +67,211 @@ def fit_rounds(known: Queries, config: Config) -> Rounds:
     return rounds.fit(known)
 
 
-def replayed(rounds: Rounds, queries: Queries, config: Config) -> dict[str, Any]:
+class _Sum:
+    """A sum that is unknown once any of its terms is."""
+
+    def __init__(self) -> None:
+        self.value: float | None = 0.0
+
+    def add(self, more: float | None) -> None:
+        self.value = None if more is None or self.value is None else self.value + more
+
+    def over(self, size: int) -> float | None:
+        """The mean over so many."""
+        return None if self.value is None else self.value / size
+
+
+class Replay:
+    """What a rule did to test queries at one risk and budget; they come some at a time."""
+
+    def __init__(self, size: int) -> None:
+        self.n = self.answered = self.wrong = 0
+        self.spent, self.tokens = 0.0, _Sum()
+        self.tiers = np.zeros(size, dtype=np.int64)
+
+    def add(self, decided: RoundDecisions, queries: Queries, samples: IntArray) -> None:
+        """Count some of them; ``samples`` are those of each tier."""
+        self.n += len(queries)
+        self.spent += float(decided.answers.sum())
+        self.tokens.add(total_tokens(queries, samples[decided.tier], decided.answers))
+        self.answered += int(decided.answer.sum())
+        self.wrong += int(queries.wrong[decided.answer].sum())
+        self.tiers += np.bincount(decided.tier, minlength=len(self.tiers))
+
+    def row(self, risk: float, budget: float | None) -> dict[str, Any]:
+        """As plain data."""
+        return {
+            "method": ADAPTIVE, "risk": risk, "budget": budget,
+            "answers": self.spent / self.n,
+            "tokens": self.tokens.over(self.n),
+            **_covered(self.answered, self.wrong, self.n),
+            "shares": [float(count / self.n) for count in self.tiers],
+        }  # fmt: skip
+
+
+def replayed(rounds: Rounds, tests: Queries | Iterable[Queries], config: Config) -> dict[str, Any]:
     """What the rule would have done to test queries, at each risk and for several budgets."""
     settings = config.evaluate
-    names = [tier.name for tier in rounds.fitted.tiers]
-    most = rounds.fitted.tiers[-1].answers - 1.0
+    tiers = rounds.fitted.tiers
+    most = tiers[-1].answers - 1.0
     wanted = [None, *(b for b in BUDGETS if b < most), most]
     if config.rounds.samples is not None and config.rounds.samples not in wanted:
         wanted.append(config.rounds.samples)
-    rows: list[dict[str, Any]] = []
-    known = rounds.score(queries)
-    for risk in settings.risks:
-        for budget in wanted:
+    found = {(risk, budget): Replay(len(tiers)) for risk in settings.risks for budget in wanted}
+    samples = np.array([tier.samples for tier in tiers])
+    for queries in [tests] if isinstance(tests, Queries) else tests:
+        known = rounds.score(queries)
+        for (risk, budget), replay in found.items():
             decided = rounds.decide(known, risk=risk, delta=settings.delta, samples=budget)
-            spent = float(decided.answers.mean())
-            if budget is not None and any(
-                row["risk"] == risk and row["answers"] == spent for row in rows
-            ):
-                continue  # a larger budget that buys nothing more
-            used = np.array([tier.samples for tier in rounds.fitted.tiers])[decided.tier]
-            shares = [float(np.mean(decided.tier == k)) for k in range(len(names))]
-            rows.append(
-                {
-                    "method": ADAPTIVE, "risk": risk, "budget": budget,
-                    "answers": spent,
-                    "tokens": tokens(queries, used, decided.answers),
-                    **_coverage(decided.answer, queries.wrong), "shares": shares,
-                }
-            )  # fmt: skip
-    return {"tiers": names, "rows": rows}
+            replay.add(decided, queries, samples)
+    rows: list[dict[str, Any]] = []
+    for (risk, budget), replay in found.items():
+        row = replay.row(risk, budget)
+        if budget is not None and any(
+            other["risk"] == risk and other["answers"] == row["answers"] for other in rows
+        ):
+            continue  # a larger budget that buys nothing more
+        rows.append(row)
+    return {"tiers": [tier.name for tier in tiers], "rows": rows}
+
+
+class Priced:
+    """A method with a fixed number of samples at each risk; test queries come some at a time."""
+
+    def __init__(self, fitted: Fitted, config: EvaluateConfig) -> None:
+        self.fitted = fitted
+        found = {risk: fitted.thresholds(risk, config.delta) for risk in config.risks}
+        self.thetas = {risk: own[GUARANTEED] for risk, own in found.items() if GUARANTEED in own}
+        self.answered = dict.fromkeys(self.thetas, 0)
+        self.wrong = dict.fromkeys(self.thetas, 0)
+
+    def add(self, queries: Queries) -> None:
+        applied = self.fitted.apply(queries)
+        for risk, theta in self.thetas.items():
+            answer = applied.decide(GUARANTEED, theta)[0]
+            self.answered[risk] += int(answer.sum())
+            self.wrong[risk] += int(queries.wrong[answer].sum())
 
 
 def curve(
     queries: Queries, counts: Sequence[int], methods: Sequence[str], config: Config
+) -> list[dict[str, Any]]:
+    """:func:`curve_of` of queries that are all at hand."""
+    known, new = queries.split()
+    return curve_of(known, lambda: [new], counts, methods, config)
+
+
+def curve_of(
+    known: Queries,
+    tests: Callable[[], Iterable[Queries]],
+    counts: Sequence[int],
+    methods: Sequence[str],
+    config: Config,
 ) -> list[dict[str, Any]]:
     """Cost and certified coverage of methods with fixed numbers of samples, and of early votes.
 
     Fitted on the calibration queries from their first n samples, measured on the others.
     """
     rows: list[dict[str, Any]] = []
-    if not counts:
-        return rows
-    most = min(len(q) for q in queries.samples)
+    most = min(len(said) for queries in chain([known], tests()) for said in queries.samples)
     for n in [n for n in counts if n <= most]:
+        rows += _at(n, known, tests, methods, config)
+    return rows + _votes(known, tests, config)
+
+
+def _at(
+    n: int,
+    known: Queries,
+    tests: Callable[[], Iterable[Queries]],
+    methods: Sequence[str],
+    config: Config,
+) -> list[dict[str, Any]]:
+    """The rows of n samples."""
+    own = replace(known.first(n), fit=np.arange(len(known)))
+    streamed = Streamed(_scores(methods, config.calibrate), own)
+    with library_quiet():
+        columns = streamed.of_known().columns
+    own = replace(own, fit=None, columns={**_others(own), **columns})
+    priced: dict[str, Priced] = {}
+    for name in methods:
+        if name in SCORES and name not in columns:
+            continue
+        try:
+            with library_quiet():
+                fitted = fit_method(name, own, config.calibrate)
+                priced[name] = Priced(fitted, config.evaluate)
+        except FuseError as error:
+            logger.info("%s has no cost: %s", name, error)
+    size, spent = 0, _Sum()
+    for queries in tests():
         cut = queries.first(n)
-        columns, absent = _scores(cut, methods, config.calibrate)
-        cut = replace(cut, columns={**_others(queries), **columns})
-        known, new = cut.split()
-        price = {
-            "answers": float(n + 1),
-            "tokens": tokens(queries.take(queries.test), np.full(len(new), n)),
+        with library_quiet():
+            found = streamed.of(cut).columns
+        cut = replace(cut, columns={**_others(cut), **found})
+        spent.add(total_tokens(queries, np.full(len(cut), n)))
+        size += len(cut)
+        for name in list(priced):
+            try:
+                with library_quiet():
+                    priced[name].add(cut)
+            except (FuseError, KeyError) as error:
+                logger.info("%s has no cost: %s", name, error)
+                del priced[name]
+    price = {"answers": float(n + 1), "tokens": spent.over(size)}
+    return [
+        {
+            "method": name, "risk": risk, "samples": n, **price,
+            **_covered(one.answered[risk], one.wrong[risk], size),
         }
-        for name in methods:
-            if name in absent:
-                continue
-            for risk, answered in _certified(name, known, new, config).items():
-                facts = {"method": name, "risk": risk, "samples": n, **price}
-                rows.append({**facts, **_coverage(answered, new.wrong)})
-    return rows + _votes(queries, config)
+        for name, one in priced.items()
+        for risk in one.thetas
+    ]  # fmt: skip
 
 
 def _others(queries: Queries) -> dict[str, Any]:
     return {name: values for name, values in queries.columns.items() if name not in SCORES}
 
 
-def _scores(
-    queries: Queries, methods: Sequence[str], config: CalibrateConfig
-) -> tuple[dict[str, FloatArray], Mapping[str, str]]:
+def _scores(methods: Sequence[str], config: CalibrateConfig) -> tuple[str, ...]:
+    """The scores that the methods read."""
     wanted = [name for name in methods if name in SCORES]
     stacked = [name for name in methods if find_method(name, config).readout == "stacked"]
-    names = scores_of_methods([find_method(n, config) for n in methods], wanted if stacked else ())
-    with library_quiet():
-        return compute_scores(queries, names)
+    return scores_of_methods([find_method(n, config) for n in methods], wanted if stacked else ())
 
 
-def _certified(name: str, known: Queries, new: Queries, config: Config) -> dict[float, BoolArray]:
-    """Who is answered with the guarantee, by risk; nothing where the method cannot be had."""
-    settings = config.evaluate
-    try:
-        with library_quiet():
-            fitted = fit_method(name, known, config.calibrate)
-            applied = fitted.apply(new)
-            found = {
-                risk: fitted.thresholds(risk, settings.delta).get(GUARANTEED)
-                for risk in settings.risks
-            }
-    except FuseError as error:
-        logger.info("%s has no cost: %s", name, error)
-        return {}
-    return {
-        risk: applied.decide(GUARANTEED, theta)[0]
-        for risk, theta in found.items()
-        if theta is not None
-    }
-
-
-def _votes(queries: Queries, config: Config) -> list[dict[str, Any]]:
+def _votes(
+    known: Queries, tests: Callable[[], Iterable[Queries]], config: Config
+) -> list[dict[str, Any]]:
     """The early-stopping rules of others, with thresholds as baselines have them."""
     rows: list[dict[str, Any]] = []
     settings = config.evaluate
-    if not queries.has("texts"):
+    if not known.has("texts"):
         return rows
     for name in VOTES:
-        used, u = voted(name, queries)
-        known, new = queries.fit, queries.test
-        for risk in settings.risks:
-            theta = _threshold(u[known], queries.take(known), risk, settings, config.calibrate)
-            rows.append(
-                {
-                    "method": name, "risk": risk, "samples": float(used[new].mean()),
-                    "answers": float(used[new].mean() + 1.0),
-                    "tokens": tokens(queries.take(new), used[new]),
-                    **_coverage(theta.answers(u[new]), queries.wrong[new]),
-                }
-            )  # fmt: skip
+        own = voted(name, known)[1]
+        thetas = {
+            risk: _threshold(own, known, risk, settings, config.calibrate)
+            for risk in settings.risks
+        }
+        answered, wrong = dict.fromkeys(thetas, 0), dict.fromkeys(thetas, 0)
+        drawn, size, spent = 0.0, 0, _Sum()
+        for queries in tests():
+            used, u = voted(name, queries)
+            drawn, size = drawn + float(used.sum()), size + len(queries)
+            spent.add(total_tokens(queries, used))
+            for risk, theta in thetas.items():
+                answer = theta.answers(u)
+                answered[risk] += int(answer.sum())
+                wrong[risk] += int(queries.wrong[answer].sum())
+        rows += [
+            {
+                "method": name, "risk": risk, "samples": drawn / size,
+                "answers": drawn / size + 1.0,
+                "tokens": spent.over(size),
+                **_covered(answered[risk], wrong[risk], size),
+            }
+            for risk in thetas
+        ]  # fmt: skip
     return rows
 
 
@@ -191,13 +289,20 @@ def _threshold(
     )
 
 
-def _coverage(answered: BoolArray, wrong: BoolArray) -> dict[str, Any]:
-    observed = float(wrong[answered].mean()) if answered.any() else None
-    return {"coverage": float(answered.mean()), "observed": observed}
+def _covered(answered: int, wrong: int, size: int) -> dict[str, Any]:
+    return {"coverage": answered / size, "observed": wrong / answered if answered else None}
 
 
 def tokens(queries: Queries, used: IntArray, answers: FloatArray | None = None) -> float | None:
-    """Tokens generated for a query on average: its answer, so many samples, and what was asked.
+    """Tokens generated for a query on average; see :func:`total_tokens`."""
+    total = total_tokens(queries, used, answers)
+    return None if total is None else total / len(queries)
+
+
+def total_tokens(
+    queries: Queries, used: IntArray, answers: FloatArray | None = None
+) -> float | None:
+    """Tokens generated for queries: their answers, so many samples, and what was asked.
 
     What was asked otherwise, such as the negated question, counts as long as the judged answer.
     None where a model gives no log-probabilities, by which they are counted.
@@ -211,4 +316,4 @@ def tokens(queries: Queries, used: IntArray, answers: FloatArray | None = None) 
         asked = 0.0 if answers is None else float(answers[k]) - 1.0 - n
         total += len(said.answer_logprobs) * (1.0 + asked)
         total += sum(len(row) for row in (said.token_logprobs or ())[:n])
-    return total / len(queries)
+    return total

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,8 @@ from typing import Any
 from fusevlm import checks
 from fusevlm.config import as_tree
 from fusevlm.errors import ArtefactError, InputError
+from fusevlm.models.budget import Shared
+from fusevlm.pipeline.engine import Engine, InProcess
 from fusevlm.pipeline.parts import ALL, NEVER, PASSING, Progress
 from fusevlm.settings import TRAIN, AdapterConfig, Config, DataConfig, EmbedConfig
 from fusevlm.store import hold, runs
@@ -33,6 +35,9 @@ class Work:
     progress: Progress
     say: Callable[[str], None] = lambda text: None
     again: str = PASSING  # which failed rows are tried again: NEVER, PASSING or ALL
+    engine: Engine = field(default_factory=InProcess)  # who makes parts
+    worker: str = ""  # the name of a process that works beside others; none alone
+    shared: Shared | None = None  # what such processes use of a service together
 
     def folder(self, stage: str) -> Path:
         return self.run / stage
@@ -86,8 +91,8 @@ STAGES: dict[str, Stage] = {
 
 # settings that change no result: a stage made with others is not stale
 NEUTRAL = frozenset(
-    ["sample.batch", "sample.device", "sample.device_map", "embed.batch", "embed.device",
-     "adapter.device", "semantics.device"]
+    ["sample.batch", "sample.device", "sample.device_map", "sample.states", "embed.batch",
+     "embed.device", "adapter.device", "semantics.device"]
 )  # fmt: skip
 # settings that name files, by the inputs that are read there: other paths to the same are the same
 FILES = {key: (key,) for key in (
@@ -217,6 +222,7 @@ def run_stages(
     say: Callable[[str], None] = lambda text: None,
     progress: Callable[[str], Progress] = lambda stage: lambda *_: None,
     redo_command: Callable[[str], str] = lambda stage: f"fusevlm run CONFIG --redo {stage}",
+    engine: Engine | None = None,
 ) -> dict[str, Manifest]:
     """Bring the run up to date; the manifests of all chosen stages.
 
@@ -224,7 +230,8 @@ def run_stages(
     that stage and those after it aside. ``again`` says which failed rows of finished stages are
     tried again; where that changes a stage, those after it are set aside and made anew.
     ``before`` is told the stages that will be made, and may refuse before anything is touched.
-    ``redo_command`` is what a refusal tells the reader to do about a stale stage.
+    ``redo_command`` is what a refusal tells the reader to do about a stale stage. ``engine`` makes
+    the parts of stages that have some; this process if None.
     """
     wanted = [name for name in chosen_stages(only, to) if not idle(name, config)]
     if not wanted:
@@ -242,7 +249,7 @@ def run_stages(
         for name in redone:
             _set_aside(run, name, say)
         runs.write_run(run, config)
-        work = Work(run, config, lambda *_: None, say, again)
+        work = Work(run, config, lambda *_: None, say, again, engine or InProcess())
         return _bring_all(work, wanted, progress, compared)
 
 

@@ -1,60 +1,178 @@
 """Stage score: a column per baseline, and apart from them which answers are wrong.
 
 Baselines that have something to tune see the labels of calibration queries, and no others. From
-here on nothing loads a model: :func:`read_table` joins what earlier stages stored, once per stage,
-and without hidden states where nobody needs them.
+here on nothing loads a model: what earlier stages stored is joined (:mod:`.table`), the calibration
+queries once and the test queries some at a time, without hidden states where nobody needs them.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from functools import partial
-from pathlib import Path
+from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
-import numpy as np
-
-from fusevlm.checks import BoolArray, FloatArray
-from fusevlm.config import prior_statistics
-from fusevlm.data.correctness import is_wrong
-from fusevlm.errors import ArtefactError, InputError
-from fusevlm.pipeline.adapter import check_statistics, read_statistics
-from fusevlm.pipeline.data import CALIBRATION, read_asked
+from fusevlm.checks import FloatArray
+from fusevlm.errors import ArtefactError
+from fusevlm.pipeline.engine import Job, open_parts
+from fusevlm.pipeline.parts import Piece
 from fusevlm.pipeline.run import Work
-from fusevlm.pipeline.semantics import read_semantics
-from fusevlm.scores import SCORES, compute_scores, needs_of
-from fusevlm.scores.agreement import complement_column, rephrasing_column
-from fusevlm.scores.likelihood import margin_column
-from fusevlm.settings import AdapterConfig, Config
-from fusevlm.store import read_json, read_parquet, save_json, save_parquet
-from fusevlm.store.declared import OTHERS
-from fusevlm.store.generations import read_embeddings, read_generations, read_views
-from fusevlm.store.runs import SECONDS, require
-from fusevlm.types import Generation, Queries, Query, Samples, Semantics
+from fusevlm.pipeline.table import (
+    ABSENT,
+    EVIDENCE,
+    FAILED,
+    LABELS,
+    ROWS,
+    TABLE,
+    Reader,
+    evidence_needs,
+    further_evidence,
+    label,
+    read_scored,
+    read_table,
+)
+from fusevlm.scores import SCORES, Streamed, absent_scores, compute_scores, needs_of
+from fusevlm.scores.interface import Lacks
+from fusevlm.store import save_json
+from fusevlm.store.parts import Part, Parts
+from fusevlm.store.runs import SECONDS
+from fusevlm.store.tables import TableWriter
+from fusevlm.types import Queries
 
-TABLE, LABELS, FAILED, ABSENT = "scores.parquet", "labels.parquet", "failed.json", "absent.json"
-MIDDLE, PROMPT = "middle", "prompt"
-REDO = "Make it again: --redo score."
+__all__ = [
+    "ABSENT", "EVIDENCE", "FAILED", "LABELS", "TABLE", "evidence_needs", "further_evidence",
+    "label", "make", "read_scored", "read_table", "timed_scores",
+]  # fmt: skip
+
+KIND = "fusevlm.scores"
+ID, WRONG, COLUMN = "query_id", "wrong", "score "  # columns of a part's rows
+TOLD = "seconds"
 
 
 def make(work: Work) -> dict[str, int]:
     """Write scores, labels, and the queries that have neither with the reason."""
-    names = work.config.score.baselines or tuple(SCORES)
-    queries, failed = read_table(work.run, work.config, states=needs_of(names))
-    columns, absent, seconds = timed_scores(queries, names)
     folder = work.folder("score")
-    save_parquet(folder / TABLE, {"query_id": queries.ids, **columns})
-    wrong = [None] * len(queries) if queries.wrong is None else queries.wrong
-    save_parquet(folder / LABELS, {"query_id": queries.ids, "wrong": wrong})
+    parts = open_parts(work, "score", KIND)
+    seconds: dict[str, float] = {}
+
+    def noted(index: int | None, told: Mapping[str, Any]) -> str:
+        for name, spent in told.get(TOLD, {}).items():
+            seconds[name] = seconds.get(name, 0.0) + spent
+        return ""
+
+    spans = items(work)
+    work.engine.fill(Job("score", parts, spans, 1, noted=noted), work)
+    counts = _put_together(work, parts, len(spans))
+    kept = {name: round(spent, 4) for name, spent in seconds.items()}
+    save_json(folder / SECONDS, kept)
+    for index in range(len(spans)):
+        parts.remove(index)
+    return counts
+
+
+def items(work: Work) -> Sequence[tuple[int, int]]:
+    """The calibration queries, then the test queries in blocks: where each begins and ends."""
+    return Reader(work.run, work.config).blocks()
+
+
+def open_maker(work: Work) -> Scores:
+    """What scores blocks of queries."""
+    return Scores(work)
+
+
+class Scores:
+    """Makes a part of each block: its scores, its labels, who failed, and what is lacking."""
+
+    def __init__(self, work: Work) -> None:
+        self.reader = Reader(work.run, work.config)
+        self.names = work.config.score.baselines or tuple(SCORES)
+        self.needs = needs_of(self.names)
+        self.seconds: dict[str, float] = {}
+
+    @cached_property
+    def known(self) -> tuple[Queries | None, dict[str, str]]:
+        """The calibration queries, and why some of them failed."""
+        size = self.reader.n_calibration
+        return self.reader.table(self.needs, 0, size) if size else (None, {})
+
+    @cached_property
+    def scores(self) -> Streamed:
+        """The scores, once the calibration queries are read."""
+        return Streamed(self.names, self.known[0])
+
+    def make(self, piece: Piece) -> Part:
+        ((start, stop),) = piece.items
+        rows: dict[str, Any] = {ID: [], WRONG: []}
+        facts: dict[str, Any] = {"queries": 0}
+        of_known = start < self.reader.n_calibration
+        queries, failed = self.known if of_known else self.reader.table(self.needs, start, stop)
+        if queries is not None:
+            found = self.scores.of_known() if of_known else self.scores.of(queries)
+            wrong = [None] * len(queries) if queries.wrong is None else queries.wrong.tolist()
+            rows = {ID: list(queries.ids), WRONG: wrong}
+            rows |= {f"{COLUMN}{name}": column for name, column in found.columns.items()}
+            lacks = {need: list(told) for need, told in found.lacks.by_need.items()}
+            facts = {
+                "queries": len(queries),
+                "sampled": found.lacks.sampled,
+                "lacks": lacks,
+                "errors": found.errors,
+            }
+            self.seconds = found.seconds
+        return Part(rows, {}, {**facts, "reasons": failed})
+
+    def told(self) -> dict[str, Any]:
+        """Seconds that each score took since it was last asked."""
+        spent, self.seconds = self.seconds, {}
+        return {TOLD: spent}
+
+    def close(self) -> None:
+        return
+
+
+def _put_together(work: Work, parts: Parts, size: int) -> dict[str, int]:
+    """Write the tables of all blocks, and the reasons of those who are not in them."""
+    folder = work.folder("score")
+    names = work.config.score.baselines or tuple(SCORES)
+    failed: dict[str, str] = {}
+    errors: dict[str, str] = {}
+    lacking: list[Lacks] = []
+    counts: list[int] = []
+    for index in range(size):
+        facts = parts.read(index).facts
+        failed |= facts["reasons"]
+        counts.append(facts["queries"])
+        if facts["queries"]:
+            errors = {**facts["errors"], **errors}
+            lacking.append(
+                Lacks(
+                    facts["queries"],
+                    facts["sampled"],
+                    {need: (told[0], told[1]) for need, told in facts["lacks"].items()},
+                )
+            )
+    if not sum(counts):
+        reasons = sorted(set(failed.values()))
+        raise ArtefactError(f"all {len(failed)} queries failed: {'; '.join(reasons[:3])}")
+    absent = absent_scores(names, lacking, errors)
+    there = [name for name in names if name not in absent]
+    types = {ID: "string", **dict.fromkeys(there, "double")}
+    with (
+        TableWriter(folder / TABLE, types) as table,
+        TableWriter(folder / LABELS, {ID: "string", WRONG: "bool"}) as labels,
+    ):
+        for index in range(size):
+            rows = parts.read(index).rows
+            if counts[index]:
+                table.write({ID: rows[ID], **{n: rows[f"{COLUMN}{n}"] for n in there}})
+                labels.write({ID: rows[ID], WRONG: rows[WRONG]})
+    save_json(folder / ROWS, {"rows": counts})
     save_json(folder / FAILED, failed)
     save_json(folder / ABSENT, absent)
-    save_json(folder / SECONDS, seconds)
     return {
-        "queries": len(queries),
+        "queries": sum(counts),
         "failed": len(failed),
-        "columns": len(columns),
+        "columns": len(there),
         "absent": len(absent),
     }
 
@@ -74,215 +192,3 @@ def timed_scores(
         if name in found:
             seconds[name] = round(time.perf_counter() - start, 4)
     return columns, absent, seconds
-
-
-def read_table(
-    run: Path, config: Config, *, states: set[str] | None = None
-) -> tuple[Queries, dict[str, str]]:
-    """All queries of a run that did not fail, before they are scored; and why the others did.
-
-    ``states`` are needs of scores or methods: hidden states are read only where they hold
-    ``embeddings`` or ``middle``, and the judged answers' where they hold ``answer_state``. The
-    inputs ``image`` and ``text`` are always there; ``prompt``, the state of the last prompt token,
-    where hidden states are read or ``prompt`` is among the needs, and the model gave it to all
-    queries: it lies in the same files.
-    """
-    needs = states or set()
-    asked = {q.id: q for q in read_asked(run)}
-    layer = config.score.layer if "embeddings" in needs else None
-    further = (MIDDLE,) if "middle" in needs and MIDDLE in config.sample.layers else ()
-    judged = (config.score.layer,) if "answer_state" in needs else ()
-    prompts = (config.sample.prompt_layer,) if needs & {"embeddings", "middle", PROMPT} else ()
-    stored = read_generations(
-        require(run, "sample"), layer, layers=further, answers=judged, prompts=prompts
-    )
-    found = {g.query_id: g for g in stored}
-    statistics = read_statistics(run)
-    failed = _failed(found, statistics)
-    ids = [i for i in asked if i in found and i not in failed]
-    if not ids:
-        reasons = sorted(set(failed.values()))
-        raise ArtefactError(f"all {len(asked)} queries failed: {'; '.join(reasons[:3])}")
-    queries = [asked[i] for i in ids]
-    generations = [found[i] for i in ids]
-    samples = [g.samples for g in generations if g.samples is not None]
-    meant = _meant(run, ids, samples) if needs else None
-    inputs = _inputs(run, ids, generations, config.sample.prompt_layer)
-    fit = np.flatnonzero([q.metadata["split"] == CALIBRATION for q in queries])
-    labelled = all(q.references for q in queries)
-    table = Queries(
-        ids,
-        samples,
-        wrong=label(queries, samples, config.score.criterion) if labelled else None,
-        prior=_prior(statistics, ids, config.adapter, "image" in inputs),
-        inputs=inputs,
-        views=_views(run, queries),
-        columns=_columns(queries, statistics, ids),
-        units=[str(q.metadata["unit"]) for q in queries],
-        fit=fit if len(fit) else None,
-        references=[q.references for q in queries],
-        semantics=meant,
-        states={
-            name: [g.layers[name] for g in generations]
-            for name in further
-            if all(name in g.layers for g in generations)
-        },
-        sample_wrong=[
-            _sample_wrong(q, said, config.score.criterion)
-            for q, said in zip(queries, samples, strict=True)
-        ]
-        if "sample_wrong" in needs and labelled
-        else None,
-        answer_states={
-            name: _stacked([g.answer_layers[name] for g in generations], f"answer in {name}")
-            for name in judged
-            if all(name in g.answer_layers for g in generations)
-        },
-    )
-    return table, failed
-
-
-def read_scored(
-    run: Path, config: Config, *, states: set[str] | None = None
-) -> tuple[Queries, dict[str, str]]:
-    """The table with the columns and labels of the finished stage; and why scores are absent."""
-    folder = require(run, "score")
-    table = read_parquet(folder / TABLE, REDO, columns={"query_id": str, OTHERS: float | None})
-    labels = read_parquet(folder / LABELS, REDO, columns={"query_id": str, "wrong": bool | None})
-    needs = (states or set()) | evidence_needs(config.calibrate.evidence)
-    queries, _ = read_table(run, config, states=needs)
-    if not list(queries.ids) == table.pop("query_id") == labels["query_id"]:
-        raise ArtefactError(f"{folder} is not of these queries. {REDO}")
-    scores = {name: np.array(values, dtype=np.float64) for name, values in table.items()}
-    absent = read_json(folder / ABSENT, REDO)
-    wrong = None if None in labels["wrong"] else np.array(labels["wrong"], dtype=np.bool_)
-    queries = replace(queries, wrong=wrong, columns={**queries.columns, **scores})
-    return replace(queries, evidence=further_evidence(queries, config.calibrate.evidence)), absent
-
-
-def further_evidence(queries: Queries, names: Sequence[str]) -> dict[str, FloatArray]:
-    """The evidence that calibrate.evidence names, NaN where a query was not asked for it."""
-    return {name: EVIDENCE.get(name, partial(_score_column, name=name))(queries) for name in names}
-
-
-def _score_column(queries: Queries, name: str) -> FloatArray:
-    return np.asarray(queries.column(name, "calibrate.evidence"), dtype=np.float64)
-
-
-EVIDENCE: dict[str, Callable[[Queries], FloatArray]] = {
-    "complement": complement_column,
-    "rephrasing": rephrasing_column,
-    "margin": margin_column,
-}
-
-
-def evidence_needs(names: Sequence[str]) -> set[str]:
-    """What must be read for some further evidence."""
-    needs = {"complement": "complement", "rephrasing": "rephrasings"}
-    return {needs[name] for name in names if name in needs}
-
-
-def _prior(
-    statistics: Mapping[str, Mapping[str, float]],
-    ids: Sequence[str],
-    adapter: AdapterConfig,
-    pictures: bool,
-) -> dict[str, FloatArray]:
-    """The statistic that is ``s``, and those beside it under their own names."""
-    check_statistics(adapter, next(iter(statistics.values())), pictures=pictures)
-    return {
-        name: np.array([statistics[i][own] for i in ids], dtype=np.float64)
-        for name, own in prior_statistics(adapter, pictures=pictures).items()
-    }
-
-
-def _inputs(
-    run: Path, ids: Sequence[str], generations: Sequence[Generation], layer: str
-) -> dict[str, FloatArray]:
-    """Vectors of each query's image and question and, where all have it, of its prompt."""
-    embedded, vectors = read_embeddings(require(run, "embed"))
-    rows = _places(embedded, ids)
-    found = {name: values[rows].astype(np.float64) for name, values in vectors.items()}
-    prompts = [g.prompt_layers[layer] for g in generations if layer in g.prompt_layers]
-    if len(prompts) == len(ids):
-        found[PROMPT] = _stacked(prompts, "prompt").astype(np.float64)
-    return found
-
-
-def _places(known: Sequence[str], ids: Sequence[str]) -> list[int]:
-    """Rows of the embedded queries with these ids."""
-    place = {query_id: k for k, query_id in enumerate(known)}
-    gone = [i for i in ids if i not in place]
-    if gone:
-        raise ArtefactError(f"embed has nothing of the query {gone[0]!r}. --redo embed.")
-    return [place[i] for i in ids]
-
-
-def _stacked(states: Sequence[Any], what: str) -> Any:
-    """Hidden states of all queries in one array, which must be of one shape."""
-    if len({np.shape(state) for state in states}) > 1:
-        raise ArtefactError(f"the stored states of the {what} differ in shape. --redo sample.")
-    return np.stack([np.asarray(state) for state in states])
-
-
-def _meant(run: Path, ids: Sequence[str], samples: Sequence[Samples]) -> list[Semantics] | None:
-    """What stage semantics found of these queries, which must be of as many samples."""
-    meant = read_semantics(run)
-    for i, said in zip(ids, samples, strict=True) if meant else ():
-        own, n = meant.get(i), len(said)
-        sizes = [] if own is None else [(own.meanings, (n,)), (own.between, (n + 1, n + 1))]
-        if own is None or any(v is not None and np.shape(v) != size for v, size in sizes):
-            raise ArtefactError(
-                f"semantics is not of the samples of query {i!r}. --redo semantics."
-            )
-    return [meant[i] for i in ids] if meant else None
-
-
-def _views(run: Path, queries: Sequence[Query]) -> dict[str, Any]:
-    """How the queries look: what stage embed kept of images and questions, and the words."""
-    folder = require(run, "embed")
-    rows = _places(read_embeddings(folder)[0], [q.id for q in queries])
-    views = {k: values[rows].astype(np.float64) for k, values in read_views(folder).items()}
-    return {**views, "question_words": [q.question for q in queries]} if views else {}
-
-
-def _columns(
-    queries: Sequence[Query], statistics: Mapping[str, Mapping[str, float]], ids: Sequence[str]
-) -> dict[str, Any]:
-    """Metadata that every query has, the question, and every prior statistic."""
-    names = [n for n in queries[0].metadata if all(n in q.metadata for q in queries)]
-    found: dict[str, Any] = {name: [q.metadata[name] for q in queries] for name in names}
-    found["question"] = [q.question for q in queries]
-    for name in next(iter(statistics.values())):
-        found[name] = np.array([statistics[i][name] for i in ids])
-    return found
-
-
-def _sample_wrong(query: Query, samples: Samples, criterion: str) -> BoolArray:
-    """Whether each sample is wrong; test queries are not looked at and count as right."""
-    if query.metadata["split"] != CALIBRATION:
-        return np.zeros(len(samples), dtype=np.bool_)
-    verdict = {t: is_wrong(t, query.references, criterion) for t in set(samples.texts)}
-    return np.array([verdict[text] for text in samples.texts])
-
-
-def _failed(found: Mapping[str, Generation], statistics: Mapping[str, Any]) -> dict[str, str]:
-    """Why some queries cannot be scored."""
-    failed = {i: g.error for i, g in found.items() if g.error is not None}
-    for query_id in found:
-        if query_id not in failed and query_id not in statistics:
-            failed[query_id] = "its image or question could not be embedded"
-    return failed
-
-
-def label(queries: Sequence[Query], samples: Sequence[Samples], criterion: str) -> BoolArray:
-    """Which judged answers are wrong."""
-    found = []
-    for query, said in zip(queries, samples, strict=True):
-        if said.answer is None:
-            raise InputError(f"query {query.id!r} has no judged answer.")
-        try:
-            found.append(is_wrong(said.answer, query.references, criterion))
-        except InputError as error:
-            raise InputError(f"query {query.id!r}: {error}") from error
-    return np.array(found, dtype=np.bool_)

@@ -14,8 +14,9 @@ from typing import Any
 from fusevlm import checks
 from fusevlm.config import used_devices
 from fusevlm.data.images import absent
+from fusevlm.data.tables import QueryTable
 from fusevlm.data.training import faults
-from fusevlm.data.units import units_of
+from fusevlm.data.units import unit_of
 from fusevlm.embedded import EMBEDDED
 from fusevlm.errors import FuseError, InputError
 from fusevlm.models.devices import need_device
@@ -127,14 +128,17 @@ def validate(
     return Validation(plan, list(dict.fromkeys(found.problems)))
 
 
-def preflight(config: Config, run: Path, stages: Collection[str]) -> None:
+def preflight(
+    config: Config, run: Path, stages: Collection[str], away: Collection[str] = ()
+) -> None:
     """Refuse, before anything of a run is touched, what would stop one of the ``stages`` later.
 
-    What only some queries would fail of (pictures that are missing) does not stop a run.
+    What only some queries would fail of (pictures that are missing) does not stop a run. Stages
+    that are made ``away``, by workers, need no device of this machine.
     """
     found = _Found()
     check = found.check
-    found.problems += machine_problems(config, stages)
+    found.problems += machine_problems(config, [stage for stage in stages if stage not in away])
     there = []
     for key, (source, part) in model_sources(config).items():
         used = set(READS.get(key, (key.partition(".")[0],))) & set(stages)
@@ -185,19 +189,21 @@ def _need_method(config: Config) -> None:
         )
 
 
-def _looked_at(config: Config) -> dict[str, list[Query]]:
+def _looked_at(config: Config) -> dict[str, Sequence[Query]]:
     """The queries of each split; of the embedded ones, which are alike, the first."""
     if config.data.source != EMBEDDED:
         return load_splits(config.data)
     return load_splits(replace(config.data, n_calibration=1, n_test=1))
 
 
-def _known_splits(config: Config, run: Path, stages: Collection[str]) -> dict[str, list[Query]]:
+def _known_splits(config: Config, run: Path, stages: Collection[str]) -> dict[str, Sequence[Query]]:
     """The queries of a run, as stored or from their tables."""
     if "data" in stages:
         return _looked_at(config)
-    asked = read_asked(run) if {"calibrate", "evaluate"} & set(stages) else []
-    return {s: own for s in JUDGED if (own := [q for q in asked if q.metadata["split"] == s])}
+    if not {"calibrate", "evaluate"} & set(stages):
+        return {}
+    stored = {split: read_asked(run, (split,)) for split in JUDGED}
+    return {split: own for split, own in stored.items() if own}
 
 
 def _space(config: Config, run: Path) -> tuple[int, list[str]]:
@@ -266,9 +272,12 @@ def _rows_that_fail(splits: Mapping[str, Sequence[Query]]) -> list[str]:
     """Pictures that are missing: their queries would fail, and the others not."""
     found = []
     for split, queries in splits.items():
-        gone = [why for q in queries for why in map(absent, q.images) if why]
+        gone, first = 0, ""
+        for query in queries:
+            for why in filter(None, map(absent, query.images)):
+                gone, first = gone + 1, first or why
         if gone:
-            found.append(f"data.{split}: {len(gone)} pictures cannot be read, first {gone[0]}")
+            found.append(f"data.{split}: {gone} pictures cannot be read, first {first}")
     return found
 
 
@@ -276,13 +285,11 @@ def _problems_of_queries(
     config: Config, splits: Mapping[str, Sequence[Query]], stages: Collection[str]
 ) -> list[str]:
     """Splits, right answers and columns that stages need and the tables do not have."""
-    found = [
-        f"data.{split}: {len(bare)} queries have no references, first {bare[0]}."
-        for split, queries in splits.items()
-        if (bare := [q.id for q in queries if not q.references])
-        and split in JUDGED
-        and "calibrate" in stages
-    ]
+    found = []
+    for split in JUDGED if "calibrate" in stages else ():
+        bare = [query.id for query in splits.get(split, ()) if not query.references]
+        if bare:
+            found.append(f"data.{split}: {len(bare)} queries have no references, first {bare[0]}.")
     if splits:
         needed = {CALIBRATION: "calibrate", TEST: "evaluate"}
         found += [
@@ -305,7 +312,10 @@ def _few_or_shared(
             f"data.calibration: {size} queries are too few; at least {LEAST} are needed, and a few "
             f"hundred are sensible."
         )
-    found.check(lambda: refuse_overlap(splits, {split: [] for split in splits}))
+    for queries in splits.values():
+        if isinstance(queries, QueryTable):
+            found.check(queries.refuse_twice)
+    found.check(lambda: refuse_overlap(splits))
     return found.problems
 
 
@@ -316,14 +326,15 @@ def _wrong_columns(config: Config, splits: Mapping[str, Sequence[Query]]) -> lis
     for key in ("severity", "corruption"):
         named[key] = (getattr(evaluate, key),) if getattr(evaluate, key) else ()
     asked = [(column, f"evaluate.{key}") for key, columns in named.items() for column in columns]
-    tests: list[Callable[[], Any]] = [
-        partial(_column, splits[TEST], column, key) for column, key in asked if splits.get(TEST)
-    ]
-    tests += [partial(units_of, queries, config.data.unit) for queries in splits.values()]
-    numbers = [evaluate.severity] if evaluate.severity and splits.get(TEST) else []
-    tests += [partial(_numbers, splits[TEST], column) for column in numbers]
-    flags = evaluate.out_of_distribution if splits.get(TEST) else ()
-    tests += [partial(_flags, splits[TEST], column) for column in flags]
+    tests: list[Callable[[], Any]] = []
+    judged = splits.get(TEST)
+    if asked and judged:
+        there = _shared_columns(judged)
+        tests += [partial(_column, judged, there, column, key) for column, key in asked]
+        tests += [partial(_numbers, judged, column) for column in named["severity"]]
+        tests += [partial(_flags, judged, column) for column in evaluate.out_of_distribution]
+    if config.data.unit:
+        tests += [partial(_units, queries, config.data.unit) for queries in splits.values()]
     for test in tests:
         try:
             test()
@@ -339,13 +350,20 @@ def _numbers(queries: Sequence[Query], column: str) -> None:
 
 
 def _flags(queries: Sequence[Query], column: str) -> None:
-    values = [q.metadata[column] for q in queries if column in q.metadata]
-    if not all(isinstance(value, bool) for value in values):
+    if not all(isinstance(q.metadata.get(column, True), bool) for q in queries):
         raise InputError(f"evaluate.out_of_distribution: {column!r} is not true or false.")
 
 
-def _column(queries: Sequence[Query], column: str, key: str) -> None:
-    there = [n for n in queries[0].metadata if all(n in q.metadata for q in queries)]
+def _shared_columns(queries: Sequence[Query]) -> list[str]:
+    """Metadata that every query has."""
+    there: list[str] | None = None
+    for query in queries:
+        known = query.metadata
+        there = list(known) if there is None else [name for name in there if name in known]
+    return there or []
+
+
+def _column(queries: Sequence[Query], there: Sequence[str], column: str, key: str) -> None:
     if column not in there:
         raise InputError(
             f"{key} names the column {column!r}, which the queries do not have."
@@ -353,6 +371,12 @@ def _column(queries: Sequence[Query], column: str, key: str) -> None:
         )
     if any(isinstance(q.metadata[column], list | dict) for q in queries):
         raise InputError(f"{key}: {column!r} holds lists; expected plain values.")
+
+
+def _units(queries: Sequence[Query], column: str) -> None:
+    """Refuse a column of units that some query lacks."""
+    for query in queries:
+        unit_of(query, column, "", queries)
 
 
 def _modules(config: Config) -> dict[str, tuple[str, frozenset[str]]]:

@@ -52,12 +52,13 @@ def choose(u: FloatArray, wrong: BoolArray, count: int) -> dict[str, list[int]]:
     """
     order = np.argsort(u, kind="stable")
     sure, unsure = order[: len(order) // 2], order[len(order) // 2 :][::-1]
-    waiting = {
-        "confident and right": [int(i) for i in sure if not wrong[i]],
-        "unsure and wrong": [int(i) for i in unsure if wrong[i]],
-        "confident and wrong": [int(i) for i in sure if wrong[i]],
-        "unsure and right": [int(i) for i in unsure if not wrong[i]],
+    parts = {
+        "confident and right": sure[~wrong[sure]],
+        "unsure and wrong": unsure[wrong[unsure]],
+        "confident and wrong": sure[wrong[sure]],
+        "unsure and right": unsure[~wrong[unsure]],
     }
+    waiting = {group: [int(i) for i in rows[: max(0, count)]] for group, rows in parts.items()}
     found: dict[str, list[int]] = {group: [] for group in GROUPS}
     while count > 0 and any(waiting.values()):
         for group in GROUPS:

@@ -39,6 +39,7 @@ UNDATED = {"Creator": None, "Producer": None, "CreationDate": None}  # of a PDF
 N_BINS = 10
 N_BARS = 20  # of a histogram
 FEW = 4  # methods in a plot that more would make unreadable
+MOST_POINTS = 4096  # of a line, and rows of its numbers: of more, so many evenly spaced ones
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,13 +98,31 @@ def plot_data(name: str, lines: Mapping[str, Line], wrong: BoolArray) -> dict[st
     found: dict[str, list[Any]] = {}
     try:
         for title, line in lines.items():
-            points = {key: np.asarray(values) for key, values in DATA[name](line, wrong).items()}
+            points = thinned(DATA[name](line, wrong))
             size = len(next(iter(points.values())))
             for key, values in {"method": [title] * size, **points}.items():
                 found.setdefault(key, []).extend(np.asarray(values).tolist())
     except UndefinedMetricError:
         return {}
     return found
+
+
+def thinned(points: Mapping[str, Any]) -> dict[str, Any]:
+    """Columns of equal length with at most :data:`MOST_POINTS` rows, the first and last among them.
+
+    A curve along shares moves by less than 1/4096 between two of them.
+    """
+    found = {key: np.asarray(values) for key, values in points.items()}
+    size = len(next(iter(found.values())))
+    if size <= MOST_POINTS:
+        return found
+    places = np.round(np.linspace(0, size - 1, MOST_POINTS)).astype(np.int64)
+    return {key: values[places] for key, values in found.items()}
+
+
+def _plot(axes: Any, x: FloatArray, y: FloatArray, **look: Any) -> None:
+    """A line."""
+    axes.plot(*thinned({"x": x, "y": y}).values(), **look)
 
 
 def draw(size: tuple[float, float], plot: Callable[[Any], None]) -> Drawing:
@@ -168,7 +187,7 @@ def roc_lines(axes: Any, scores: Mapping[str, FloatArray], wrong: BoolArray) -> 
     for number, (name, u) in enumerate(scores.items()):
         curve = metrics.roc_curve(u, wrong)
         label = f"{name}: AUROC {metrics.auroc(u, wrong):.3f}"
-        axes.plot(curve.fpr, curve.tpr, label=label, **looks(number))
+        _plot(axes, curve.fpr, curve.tpr, label=label, **looks(number))
     axes.plot([0, 1], [0, 1], color=INK, linewidth=0.6)
     axes.set(xlabel="right answers flagged", ylabel="wrong answers flagged")
 
@@ -202,7 +221,7 @@ def _rejection(figure: Any, lines: Mapping[str, Line], wrong: BoolArray) -> None
     for number, (name, line) in enumerate(lines.items()):
         curve = metrics.rejection_accuracy(line.u, wrong)
         label = f"{name}: AURAC {metrics.aurac(line.u, wrong):.3f}"
-        axes.plot(curve.rejection, curve.accuracy, label=label, **looks(number))
+        _plot(axes, curve.rejection, curve.accuracy, label=label, **looks(number))
     axes.axhline(1.0 - float(wrong.mean()), color=INK, linewidth=0.6)
     axes.set(xlabel="share rejected", ylabel="accuracy of the rest")
     legend(figure, axes, 1)
@@ -213,7 +232,7 @@ def _risk(figure: Any, lines: Mapping[str, Line], wrong: BoolArray) -> None:
     for number, (name, line) in enumerate(lines.items()):
         curve = metrics.risk_coverage(line.u, wrong)
         label = f"{name}: AURC {metrics.aurc(line.u, wrong):.3f}"
-        axes.plot(curve.coverage, curve.risk, label=label, **looks(number))
+        _plot(axes, curve.coverage, curve.risk, label=label, **looks(number))
     axes.axhline(float(wrong.mean()), color=INK, linewidth=0.6)
     axes.set(xlabel="coverage", ylabel="risk of the answered")
     legend(figure, axes, 1)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 from fusevlm import checks
 from fusevlm.checks import FloatArray
@@ -17,8 +19,18 @@ from fusevlm.scores import (
     spectral,
     states,
 )
-from fusevlm.scores.interface import NEEDS, Score, check, missing_reason
-from fusevlm.scores.lofreecp import lofreecp
+from fusevlm.scores.interface import (
+    NEEDS,
+    OF_FIT,
+    Lacks,
+    Predict,
+    Score,
+    check,
+    lacks,
+    missing_reason,
+    reason_for,
+)
+from fusevlm.scores.lofreecp import learn_lofreecp, lofreecp
 from fusevlm.types import Queries
 
 __all__ = ["NEEDS", "SCORES", "Score", "compute_scores", "label_free", "needs_of"]
@@ -33,11 +45,23 @@ _FOLDS = "calibration queries out of fold"
 SCORES: dict[str, Score] = {
     score.name: score
     for score in (
-        Score("umpire", "UMPIRE", _UMPIRE, states.umpire),
+        Score("umpire", "UMPIRE", _UMPIRE, states.umpire, learn=states.learn_umpire),
         Score(
-            "umpire_token", "UMPIRE (token p)", _UMPIRE, states.umpire_token, "p = exp(mean log p)"
+            "umpire_token",
+            "UMPIRE (token p)",
+            _UMPIRE,
+            states.umpire_token,
+            "p = exp(mean log p)",
+            states.learn_umpire_token,
         ),
-        Score("umpire_2025", "UMPIRE (2025)", _UMPIRE, states.umpire_2025, "sums instead of means"),
+        Score(
+            "umpire_2025",
+            "UMPIRE (2025)",
+            _UMPIRE,
+            states.umpire_2025,
+            "sums instead of means",
+            states.learn_umpire_2025,
+        ),
         Score("eigenscore", "EigenScore", ("middle",), states.eigenscore),
         Score(
             "eigenscore_code",
@@ -96,7 +120,14 @@ SCORES: dict[str, Score] = {
         Score("eccentricity", "Eccentricity", ("similarity",), spectral.eccentricity),
         Score("eigv", "EigV", ("similarity",), spectral.eigv),
         Score("neighborhood", "Neighborhood consistency", ("rephrasings",), agreement.neighborhood),
-        Score("lofreecp", "LoFreeCP", ("answer", "similarity", "fit", "wrong"), lofreecp, _LOFREE),
+        Score(
+            "lofreecp",
+            "LoFreeCP",
+            ("answer", "similarity", "fit", "wrong"),
+            lofreecp,
+            _LOFREE,
+            learn_lofreecp,
+        ),
         Score("clm_max", "CLM", ("token_logprobs",), clm.clm_max, _CLM),
         Score("clm_sum", "CLM (sum)", ("token_logprobs",), clm.clm_sum, _CLM),
         Score("clm_geo", "CLM (geo)", ("token_logprobs",), clm.clm_geo, _CLM),
@@ -106,6 +137,7 @@ SCORES: dict[str, Score] = {
             ("token_logprobs", "similarity", "fit", "sample_wrong"),
             clm.clm_size,
             _CLM + "; samples in order of falling quality",
+            clm.learn_clm_size,
         ),
         Score(
             "festa",
@@ -121,6 +153,7 @@ SCORES: dict[str, Score] = {
             _LEARNT,
             densities.mahalanobis,
             f"of the answer's state to those of right calibration answers; {_FOLDS}",
+            densities.learn_mahalanobis,
         ),
         Score(
             "relative_mahalanobis",
@@ -128,6 +161,7 @@ SCORES: dict[str, Score] = {
             _LEARNT,
             densities.relative_mahalanobis,
             f"adaptation: the background is all calibration answers; {_FOLDS}",
+            densities.learn_relative_mahalanobis,
         ),
         Score(
             "huq",
@@ -135,6 +169,7 @@ SCORES: dict[str, Score] = {
             ("answer_logprobs", *_LEARNT),
             densities.huq,
             "adaptation: Mahalanobis and G-NLL, ranked among calibration queries",
+            densities.learn_huq,
         ),
         Score(
             "semantic_entropy_probe",
@@ -142,8 +177,16 @@ SCORES: dict[str, Score] = {
             (*_WEIGHED, "answer_state", "fit"),
             probes.semantic_entropy_probe,
             f"no label of correctness; {_FOLDS}",
+            probes.learn_semantic_entropy_probe,
         ),
-        Score("accuracy_probe", "Accuracy probe", _LEARNT, probes.accuracy_probe, _FOLDS),
+        Score(
+            "accuracy_probe",
+            "Accuracy probe",
+            _LEARNT,
+            probes.accuracy_probe,
+            _FOLDS,
+            probes.learn_accuracy_probe,
+        ),
     )
 }
 
@@ -167,6 +210,85 @@ def compute_scores(
         except InputError as error:
             absent[score.name] = str(error)
     return columns, absent
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Scores of some queries: columns [N] by name, what the others lack, and what went wrong."""
+
+    columns: dict[str, FloatArray]
+    lacks: Lacks
+    errors: dict[str, str]
+    seconds: dict[str, float]
+
+
+class Streamed:
+    """The named scores of queries that come some at a time, the calibration queries before all.
+
+    Together they are what :func:`compute_scores` gives of all queries at once.
+    """
+
+    def __init__(self, names: Sequence[str], known: Queries | None) -> None:
+        self.scores = _known(names)
+        self.known = known
+        self._learnt: dict[str, Predict] = {}
+
+    def of_known(self) -> Columns:
+        """Of the calibration queries themselves."""
+        assert self.known is not None
+        return self._columns(self.known, lambda score: score.needs, lambda score: score.compute)
+
+    def of(self, queries: Queries) -> Columns:
+        """Of others."""
+
+        def needs(score: Score) -> tuple[str, ...]:
+            if self.known is None:
+                return score.needs
+            return tuple(need for need in score.needs if need not in OF_FIT)
+
+        return self._columns(queries, needs, self._predict)
+
+    def _predict(self, score: Score) -> Predict:
+        if score.learn is None:
+            return score.compute
+        if score.name not in self._learnt:
+            assert self.known is not None
+            self._learnt[score.name] = score.learn(self.known)
+        return self._learnt[score.name]
+
+    def _columns(
+        self,
+        queries: Queries,
+        needs: Callable[[Score], tuple[str, ...]],
+        predict: Callable[[Score], Predict],
+    ) -> Columns:
+        check(queries)
+        wanted = [need for score in self.scores for need in needs(score)]
+        found = Columns({}, lacks(queries, wanted), {}, {})
+        for score in self.scores:
+            if reason_for([found.lacks], needs(score)):
+                continue
+            start = time.perf_counter()
+            try:
+                column = predict(score)(queries)
+                found.columns[score.name] = checks.vector(column, score.name, length=len(queries))
+            except InputError as error:
+                found.errors[score.name] = str(error)
+            else:
+                found.seconds[score.name] = time.perf_counter() - start
+        return found
+
+
+def absent_scores(
+    names: Sequence[str], parts: Sequence[Lacks], errors: Mapping[str, str]
+) -> dict[str, str]:
+    """Which scores are absent of queries that came in parts, and why."""
+    found = {}
+    for score in _known(names):
+        reason = reason_for(parts, score.needs) or errors.get(score.name, "")
+        if reason:
+            found[score.name] = reason
+    return found
 
 
 def needs_of(names: Iterable[str]) -> set[str]:

@@ -18,7 +18,7 @@ from fusevlm.checks import BoolArray, FloatArray, IntArray
 from fusevlm.errors import InputError
 from fusevlm.maths.bounds import binomial_p_value
 from fusevlm.meanings import same_form
-from fusevlm.scores.interface import given
+from fusevlm.scores.interface import Predict, given
 from fusevlm.scores.likelihood import sequences, starts
 from fusevlm.scores.spectral import symmetric
 from fusevlm.types import Queries
@@ -235,7 +235,18 @@ def clm_size(queries: Queries) -> FloatArray:
     Samples are taken in order of falling quality, so that the order drawn does not matter. Every
     third calibration query orders the configurations, the others test them.
     """
-    fit, wrong = given(queries, "fit"), given(queries, "sample_wrong")
+    taken, orders = _taken(queries)
+    return _sizes(_certified(queries, taken, orders), taken)
+
+
+def learn_clm_size(known: Queries) -> Predict:
+    """The sets certified on the calibration queries, for others."""
+    sets = _certified(known, *_taken(known))
+    return lambda new: _sizes(sets, _taken(new)[0])
+
+
+def _taken(queries: Queries) -> tuple[Draws, list[IntArray]]:
+    """The samples in order of falling quality, and that order."""
     similarity = given(queries, "similarity")
     Q, first = _qualities(queries)
     per_query = np.split(Q, first[1:])
@@ -244,6 +255,11 @@ def clm_size(queries: Queries) -> FloatArray:
         [q[o] for q, o in zip(per_query, orders, strict=True)],
         [np.asarray(W)[np.ix_(o, o)] for W, o in zip(similarity, orders, strict=True)],
     )
+    return taken, orders
+
+
+def _certified(queries: Queries, taken: Draws, orders: Sequence[IntArray]) -> Certified:
+    fit, wrong = given(queries, "fit"), given(queries, "sample_wrong")
     right = np.zeros((len(fit), taken.quality.shape[1]), dtype=bool)
     for row, i in enumerate(fit):
         right[row, : len(orders[i])] = ~np.asarray(wrong[i], dtype=bool)[orders[i]]
@@ -259,6 +275,10 @@ def clm_size(queries: Queries) -> FloatArray:
             f"no answer sets of risk {SCORE_RISK} can be certified: too few of the {len(fit)} "
             f"calibration queries have a right sample, or they are too few."
         )
+    return sets
+
+
+def _sizes(sets: Certified, taken: Draws) -> FloatArray:
     return np.asarray(sets.answer_sets(taken).sum(axis=1), dtype=np.float64)
 
 

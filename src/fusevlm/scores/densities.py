@@ -17,7 +17,7 @@ from fusevlm.errors import InputError
 from fusevlm.maths.covariance import oas_of_traces
 from fusevlm.metrics import aurc
 from fusevlm.scores.held_out import out_of_fold
-from fusevlm.scores.interface import given
+from fusevlm.scores.interface import Predict, given
 from fusevlm.scores.likelihood import g_nll
 from fusevlm.types import Queries
 
@@ -69,6 +69,12 @@ def mahalanobis(queries: Queries) -> FloatArray:
     return out_of_fold(queries, lambda train, rows: _to_right(states, wrong, train, rows))
 
 
+def learn_mahalanobis(known: Queries) -> Predict:
+    """The density of all right calibration answers, for others."""
+    density = _density_of_right(_states(known), given(known, "wrong"), np.arange(len(known)))
+    return lambda new: density.distance(_states(new))
+
+
 def relative_mahalanobis(queries: Queries) -> FloatArray:
     """Relative Mahalanobis (Ren et al.): that distance minus the one to all calibration answers.
 
@@ -83,13 +89,23 @@ def relative_mahalanobis(queries: Queries) -> FloatArray:
     return out_of_fold(queries, predict)
 
 
+def learn_relative_mahalanobis(known: Queries) -> Predict:
+    """Both densities of all calibration answers, for others."""
+    to_right = learn_mahalanobis(known)
+    background = fit_density(_states(known), "calibration answers")
+    return lambda new: to_right(new) - background.distance(_states(new))
+
+
 def _states(queries: Queries) -> FloatArray:
     return checks.matrix(given(queries, "answer_state"), "answer_state")
 
 
 def _to_right(states: FloatArray, wrong: BoolArray, train: IntArray, rows: IntArray) -> FloatArray:
-    right = states[train[~wrong[train]]]
-    return fit_density(right, "right calibration answers").distance(states[rows])
+    return _density_of_right(states, wrong, train).distance(states[rows])
+
+
+def _density_of_right(states: FloatArray, wrong: BoolArray, train: IntArray) -> Density:
+    return fit_density(states[train[~wrong[train]]], "right calibration answers")
 
 
 @dataclass(frozen=True, eq=False)
@@ -152,3 +168,10 @@ def huq(queries: Queries) -> FloatArray:
     density, doubt = mahalanobis(queries), g_nll(queries)
     fit, wrong = given(queries, "fit"), given(queries, "wrong")
     return tune_hybrid(density[fit], doubt[fit], wrong[fit])(density, doubt)
+
+
+def learn_huq(known: Queries) -> Predict:
+    """The hybrid tuned on all calibration queries, for others."""
+    density = learn_mahalanobis(known)
+    hybrid = tune_hybrid(mahalanobis(known), g_nll(known), given(known, "wrong"))
+    return lambda new: hybrid(density(new), g_nll(new))

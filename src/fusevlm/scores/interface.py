@@ -33,6 +33,8 @@ NEEDS: dict[str, str] = {
     "wrong": "labels: references to the queries, and score.criterion",
     "sample_wrong": "labels of the samples: references to the queries, and score.criterion",
 }
+OF_FIT = ("fit", "wrong", "sample_wrong")  # needs that are about calibration queries alone
+Predict = Callable[[Queries], FloatArray]
 _OF_SAMPLES = {field.name for field in fields(Samples)}
 # what is known of each sample: nothing where none was drawn
 _OF_EACH = ("texts", "token_logprobs", "embeddings", "middle", "meanings", "similarity")
@@ -45,6 +47,8 @@ class Score:
     needs    words of NEEDS: all that ``compute`` reads
     compute  queries to [N] finite float64 values
     note     what a reader of the table must know, such as an adaptation
+    learn    of a score that needs ``fit``: calibration queries to what scores any others, as
+             ``compute`` would beside them; so that those others can come some at a time
     """
 
     name: str
@@ -52,6 +56,7 @@ class Score:
     needs: tuple[str, ...]
     compute: Callable[[Queries], FloatArray]
     note: str = ""
+    learn: Callable[[Queries], Predict] | None = None
 
     @property
     def labels(self) -> bool:
@@ -61,15 +66,51 @@ class Score:
 
 def missing_reason(queries: Queries, needs: Sequence[str]) -> str:
     """Which of ``needs`` the queries lack, and what brings it; empty when they have them all."""
+    return reason_for([lacks(queries, needs)], needs)
+
+
+@dataclass(frozen=True)
+class Lacks:
+    """How many of some queries lack a need, and the first of them.
+
+    by_need  {need: (how many, the first's id)}, with (-1, "") where the need is not there at all
+    """
+
+    n_queries: int
+    sampled: bool  # whether anything was sampled
+    by_need: dict[str, tuple[int, str]]
+
+
+def lacks(queries: Queries, needs: Sequence[str]) -> Lacks:
+    """What these queries lack of ``needs``; those that all have are left out."""
+    found: dict[str, tuple[int, str]] = {}
+    for need in dict.fromkeys(needs):
+        values = _find(queries, need)
+        without = [i for i, value in enumerate(values) if value is None]
+        if len(values) == 0:
+            found[need] = (-1, "")
+        elif without:
+            found[need] = (len(without), queries.ids[without[0]])
+    return Lacks(len(queries), any(map(len, queries.samples)), found)
+
+
+def reason_for(parts: Sequence[Lacks], needs: Sequence[str]) -> str:
+    """Why something with these needs is absent, of queries that came in parts; or nothing."""
+    total = sum(part.n_queries for part in parts)
     for need in needs:
-        found = _find(queries, need)
-        without = [i for i, value in enumerate(found) if value is None]
-        if len(without) == len(found):
-            takes = "sample.n above 0" if not any(map(len, queries.samples)) else NEEDS[need]
-            return f"the run has no {need}; it takes {takes if need in _OF_EACH else NEEDS[need]}"
+        without, first = 0, ""
+        for part in parts:
+            count, name = part.by_need.get(need, (0, ""))
+            without += part.n_queries if count < 0 else count
+            first = first or name
+            if count < 0 and need in OF_FIT:  # those after the calibration were not asked
+                without = total
+                break
+        if without == total:
+            none = need in _OF_EACH and not any(part.sampled for part in parts)
+            return f"the run has no {need}; it takes {'sample.n above 0' if none else NEEDS[need]}"
         if without:
-            first = queries.ids[without[0]]
-            return f"{len(without)} of {len(queries)} queries have no {need} (first: {first})"
+            return f"{without} of {total} queries have no {need} (first: {first})"
     return ""
 
 
@@ -87,9 +128,14 @@ def _find(queries: Queries, need: str) -> Any:
         value = getattr(queries, need)
         return () if value is None else value
     if need == "middle":
-        return queries.states.get(need, ()) if any(map(len, queries.samples)) else ()
+        if not any(map(len, queries.samples)):
+            return ()
+        return queries.states.get(need) or _reduced(queries, need)
     if need == "answer_state":
         return next(iter(queries.answer_states.values()), ())
+    if need == "embeddings" and any(said.grams for said in queries.samples):
+        return [said.grams or None if said.embeddings is None else said.embeddings
+                for said in queries.samples]  # fmt: skip
     rows = queries.samples if need in _OF_SAMPLES else queries.semantics or ()
     found = [getattr(row, need) for row in rows]
     if need not in _OF_EACH:
@@ -97,6 +143,15 @@ def _find(queries: Queries, need: str) -> Any:
     return [
         value if len(said) else None for value, said in zip(found, queries.samples, strict=False)
     ]
+
+
+def _reduced(queries: Queries, layer: str) -> Any:
+    """Gram matrices that were kept instead of a layer's states; empty where no query has any."""
+    found = [
+        said.grams if any(name.startswith(layer) for name in said.grams) else None
+        for said in queries.samples
+    ]
+    return found if any(own is not None for own in found) else ()
 
 
 def check(queries: Queries) -> None:

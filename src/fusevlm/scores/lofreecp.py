@@ -17,7 +17,7 @@ from fusevlm import checks
 from fusevlm.checks import FloatArray
 from fusevlm.errors import InputError
 from fusevlm.scores.agreement import Answers, answers
-from fusevlm.scores.interface import given
+from fusevlm.scores.interface import Predict, given
 from fusevlm.scores.spectral import symmetric
 from fusevlm.types import Queries, Samples
 
@@ -156,9 +156,24 @@ def lofreecp(queries: Queries) -> FloatArray:
     queries where it is right; their answer sets have to hold it. An answer that was never sampled
     has share 0, and the similarity of the judged answer to the top answer's samples.
     """
+    candidates, judged = _candidates(queries)
+    return judged.nonconformity(_weights(queries, candidates, judged))
+
+
+def learn_lofreecp(known: Queries) -> Predict:
+    """λ of the calibration queries, for others."""
+    weights = _weights(known, *_candidates(known))
+    return lambda new: _candidates(new)[1].nonconformity(weights)
+
+
+def _candidates(queries: Queries) -> tuple[list[Candidates], Terms]:
+    """Of each query, and the terms of N of its judged answer."""
     pairs = zip(queries.samples, given(queries, "similarity"), strict=True)
     candidates = [find_candidates(samples, W) for samples, W in pairs]
-    judged = _judged(queries, candidates)
+    return candidates, _judged(queries, candidates)
+
+
+def _weights(queries: Queries, candidates: Sequence[Candidates], judged: Terms) -> Weights:
     fit, wrong = given(queries, "fit"), given(queries, "wrong")
     known = fit[~wrong[fit]]
     if known.size == 0:
@@ -166,10 +181,9 @@ def lofreecp(queries: Queries) -> FloatArray:
             "every calibration query is wrong; LoFreeCP tunes its weights on right ones. "
             "Add calibration queries until some are right."
         )
-    weights = tune_weights(
+    return tune_weights(
         [candidates[i] for i in fit], lambda weights: judged.nonconformity(weights)[known]
     )
-    return judged.nonconformity(weights)
 
 
 def _judged(queries: Queries, candidates: Sequence[Candidates]) -> Terms:

@@ -8,9 +8,9 @@ import numpy as np
 
 from fusevlm import checks
 from fusevlm.checks import FloatArray, IntArray
-from fusevlm.maths.logistic import fit_linear
+from fusevlm.maths.logistic import Linear, fit_linear
 from fusevlm.scores.held_out import out_of_fold
-from fusevlm.scores.interface import given
+from fusevlm.scores.interface import Predict, given
 from fusevlm.scores.meanings import semantic_entropy
 from fusevlm.types import Queries
 
@@ -22,29 +22,58 @@ def semantic_entropy_probe(queries: Queries) -> FloatArray:
 
     High is above the :func:`best_split` of the training queries.
     """
-    entropy = semantic_entropy(queries)
+    return _probed(queries, _high_entropy(queries))
 
-    def target(train: IntArray) -> FloatArray:
-        return (entropy[train] > best_split(entropy[train])).astype(np.float64)
 
-    return _probed(queries, target)
+def learn_semantic_entropy_probe(known: Queries) -> Predict:
+    """The probe of all calibration queries, for others."""
+    return _learn_probe(known, _high_entropy(known))
 
 
 def accuracy_probe(queries: Queries) -> FloatArray:
     """P(wrong) by the same probe, trained on labels."""
+    return _probed(queries, _wrong(queries))
+
+
+def learn_accuracy_probe(known: Queries) -> Predict:
+    """The probe of all calibration queries, for others."""
+    return _learn_probe(known, _wrong(known))
+
+
+Target = Callable[[IntArray], FloatArray]  # of some rows
+
+
+def _high_entropy(queries: Queries) -> Target:
+    entropy = semantic_entropy(queries)
+    return lambda train: (entropy[train] > best_split(entropy[train])).astype(np.float64)
+
+
+def _wrong(queries: Queries) -> Target:
     wrong = given(queries, "wrong")
     checks.both_classes(wrong[given(queries, "fit")], "a probe of correctness")
-    return _probed(queries, lambda train: wrong[train].astype(np.float64))
+    return lambda train: wrong[train].astype(np.float64)
 
 
-def _probed(queries: Queries, target: Callable[[IntArray], FloatArray]) -> FloatArray:
-    states = checks.matrix(given(queries, "answer_state"), "answer_state")
+def _probed(queries: Queries, target: Target) -> FloatArray:
+    states = _states(queries)
 
     def predict(train: IntArray, rows: IntArray) -> FloatArray:
-        ridge = 1.0 / (C * len(train))
-        return fit_linear(states[train], target(train), ridge)(states[rows])
+        return _probe(states, target, train)(states[rows])
 
     return out_of_fold(queries, predict)
+
+
+def _learn_probe(known: Queries, target: Target) -> Predict:
+    probe = _probe(_states(known), target, np.arange(len(known)))
+    return lambda new: probe(_states(new))
+
+
+def _probe(states: FloatArray, target: Target, train: IntArray) -> Linear:
+    return fit_linear(states[train], target(train), 1.0 / (C * len(train)))
+
+
+def _states(queries: Queries) -> FloatArray:
+    return checks.matrix(given(queries, "answer_state"), "answer_state")
 
 
 def best_split(values: FloatArray) -> float:

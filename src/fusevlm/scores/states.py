@@ -5,12 +5,16 @@ Only the n×n Gram matrix of the states is formed, never a d×d one.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import numpy as np
 
 from fusevlm import checks
 from fusevlm.checks import FloatArray
+from fusevlm.errors import InputError
 from fusevlm.fuse.evidence import balance_by_median
-from fusevlm.scores.interface import given
+from fusevlm.scores.interface import Predict, given
 from fusevlm.scores.likelihood import sequences
 from fusevlm.scores.spectral import by_size
 from fusevlm.types import Queries
@@ -26,14 +30,12 @@ def umpire(queries: Queries) -> FloatArray:
     unit rows, neither centred nor whitened; α = |median/median| of the two terms on the calibration
     queries, without labels.
     """
-    table = sequences(queries)
-    return _adjusted(queries, table.per_query(-np.expm1(table.log_likelihood)))
+    return _adjusted(queries, _incoherence)
 
 
 def umpire_token(queries: Queries) -> FloatArray:
     """The same with p = exp(mean_t log p_t), which does not fall with the length."""
-    table = sequences(queries)
-    return _adjusted(queries, table.per_query(-np.expm1(table.mean_log_likelihood)))
+    return _adjusted(queries, _token_incoherence)
 
 
 def umpire_2025(queries: Queries) -> FloatArray:
@@ -41,14 +43,52 @@ def umpire_2025(queries: Queries) -> FloatArray:
 
     The same ranking where all queries have n samples.
     """
-    sizes = np.array([len(one) for one in queries.samples])
-    return 2.0 * sizes * umpire(queries)
+    return _twice_n(queries) * umpire(queries)
 
 
-def _adjusted(queries: Queries, incoherence: FloatArray) -> FloatArray:
-    log_volume = 0.5 * _spectrum(queries, "embeddings", JITTER, unit=True)
+def learn_umpire(known: Queries) -> Predict:
+    """α of the calibration queries, for :func:`umpire` of others."""
+    return _learn_adjusted(known, _incoherence)
+
+
+def learn_umpire_token(known: Queries) -> Predict:
+    """α of the calibration queries, for :func:`umpire_token` of others."""
+    return _learn_adjusted(known, _token_incoherence)
+
+
+def learn_umpire_2025(known: Queries) -> Predict:
+    """α of the calibration queries, for :func:`umpire_2025` of others."""
+    predict = learn_umpire(known)
+    return lambda new: _twice_n(new) * predict(new)
+
+
+def _twice_n(queries: Queries) -> FloatArray:
+    return 2.0 * np.array([len(one) for one in queries.samples])
+
+
+def _incoherence(queries: Queries) -> FloatArray:
+    table = sequences(queries)
+    return table.per_query(-np.expm1(table.log_likelihood))
+
+
+def _token_incoherence(queries: Queries) -> FloatArray:
+    table = sequences(queries)
+    return table.per_query(-np.expm1(table.mean_log_likelihood))
+
+
+def _log_volume(queries: Queries) -> FloatArray:
+    return 0.5 * _spectrum(queries, "embeddings", JITTER, unit=True)
+
+
+def _adjusted(queries: Queries, incoherence_of: Predict) -> FloatArray:
+    incoherence, log_volume = incoherence_of(queries), _log_volume(queries)
     fit = given(queries, "fit")
     return log_volume + balance_by_median(log_volume[fit], incoherence[fit]) * incoherence
+
+
+def _learn_adjusted(known: Queries, incoherence_of: Predict) -> Predict:
+    alpha = balance_by_median(_log_volume(known), incoherence_of(known))
+    return lambda new: _log_volume(new) + alpha * incoherence_of(new)
 
 
 def eigenscore(queries: Queries) -> FloatArray:
@@ -87,14 +127,40 @@ def _spectrum(
     """
     grams = []
     for states in given(queries, layer):
-        rows = checks.matrix(states, layer)
-        if unit:
-            rows = checks.unit_rows(rows, layer)
-        if centred:
-            rows = rows - rows.mean(axis=1, keepdims=True)
-        G = rows @ rows.T
-        grams.append(G / max(rows.shape[1] - 1, 1) if covariance else G)
+        if isinstance(states, Mapping):
+            G, d = _kept(states, gram_name(layer, unit, centred))
+        else:
+            G, d = state_gram(states, layer, unit, centred)
+        grams.append(G / max(d - 1, 1) if covariance else G)
     return by_size(
         grams,
         lambda G: np.log(np.maximum(np.linalg.eigvalsh(G), 0.0) + added).mean(axis=-1),
     )
+
+
+# what scores read of the states of all samples: layer, unit length, centred over features
+FORMS = (("embeddings", True, False), ("embeddings", True, True), ("middle", False, True))
+
+
+def gram_name(layer: str, unit: bool, centred: bool) -> str:
+    """What a Gram matrix that is kept instead of the states is called."""
+    return f"{layer}{' unit' * unit}{' centred' * centred}"
+
+
+def state_gram(states: Any, layer: str, unit: bool, centred: bool) -> tuple[FloatArray, int]:
+    """RRᵀ [n, n] of the states [n, d], made unit length and centred over features if wanted; d."""
+    rows = checks.matrix(states, layer)
+    if unit:
+        rows = checks.unit_rows(rows, layer)
+    if centred:
+        rows = rows - rows.mean(axis=1, keepdims=True)
+    return np.asarray(rows @ rows.T), rows.shape[1]
+
+
+def _kept(grams: Mapping[str, tuple[FloatArray, int]], name: str) -> tuple[FloatArray, int]:
+    if name not in grams:
+        raise InputError(
+            f"the Gram matrix {name!r} was not kept of some query. Keep all hidden states: "
+            f"sample.states = 'full', --redo sample."
+        )
+    return grams[name]

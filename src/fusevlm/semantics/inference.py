@@ -26,6 +26,7 @@ logger = logging.getLogger(__name__)
 
 DEFAULT_NLI = "microsoft/deberta-large-mnli"
 TRANSACTION = 512  # pairs judged before they are kept: at most so many are lost in a crash
+STEP = 16  # tokens by which the batches of longer pairs are longer
 RELATIONS = ("contradiction", "neutral", "entailment")
 # what each relation adds: the first two are Lin et al. (2024); KLE weighs entailment and neutral
 SIMILARITIES: dict[str, tuple[float, float, float]] = {
@@ -153,7 +154,7 @@ def judge_pairs(
 class NliModel:
     """A sequence classifier of transformers that was trained for inference in three classes."""
 
-    def __init__(self, model: Any, tokenizer: Any, *, name: str = "", batch: int = 32) -> None:
+    def __init__(self, model: Any, tokenizer: Any, *, name: str = "", batch: int = 16) -> None:
         self.model, self.tokenizer = model.eval(), tokenizer
         self.batch = checks.count(batch, "batch")
         self.order = relation_order(model.config.id2label)
@@ -189,7 +190,12 @@ class NliModel:
         return self._name
 
     def judge(self, pairs: Sequence[Pair]) -> FloatArray:
-        """Softmax over the classes [P, 3]; pairs of like length share a batch."""
+        """Softmax over the classes [P, 3]; pairs of like length share a batch.
+
+        Every batch has as many rows, and as many tokens as its own pairs need in steps of
+        :data:`STEP`: sums are then made in one order for a pair, whatever it is judged with, so
+        that it gets the same number in any part of a run and from any worker.
+        """
         checks.extra("torch", "an NLI model", "torch")
         from fusevlm.models.turns import turn
 
@@ -203,17 +209,20 @@ class NliModel:
         n_cut = sum(length > self.limit for length in lengths)
         if n_cut:
             logger.warning("%d pairs are longer than %d tokens and are cut.", n_cut, self.limit)
-        order = np.argsort(lengths, kind="stable")
+        width = np.array([min(self.limit, -(-length // STEP) * STEP) for length in lengths])
         found = np.empty((len(pairs), len(RELATIONS)))
-        for start in range(0, len(order), self.batch):
-            rows = order[start : start + self.batch]
-            inputs = self.tokenizer(
-                [list(pairs[i]) for i in rows], padding=True, truncation=True,
-                max_length=self.limit, return_tensors="pt",
-            ).to(self.model.device)  # fmt: skip
-            with torch.inference_mode():
-                logits = self.model(**inputs).logits
-            found[rows] = logits.double().softmax(dim=-1)[:, list(self.order)].cpu().numpy()
+        for tokens in np.unique(width):
+            own = np.flatnonzero(width == tokens)
+            for start in range(0, len(own), self.batch):
+                rows = own[start : start + self.batch]
+                filled = [*rows, *[rows[-1]] * (self.batch - len(rows))]
+                inputs = self.tokenizer(
+                    [list(pairs[i]) for i in filled], padding="max_length", truncation=True,
+                    max_length=int(tokens), return_tensors="pt",
+                ).to(self.model.device)  # fmt: skip
+                with torch.inference_mode():
+                    logits = self.model(**inputs).logits[: len(rows)]
+                found[rows] = logits.double().softmax(dim=-1)[:, list(self.order)].cpu().numpy()
         return found
 
 

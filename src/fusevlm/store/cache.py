@@ -67,6 +67,17 @@ class PairCache:
         for pair, p in judged.items():
             key, values = _digest(pair), tuple(map(float, p))
             rows.append((model, key, *values, _checksum(model, key, values)))
+        self.put(rows)
+
+    def rows(self) -> list[tuple[Any, ...]]:
+        """All that is kept, as it is kept."""
+        try:
+            return list(self._file().execute("SELECT * FROM verdicts"))
+        except sqlite3.Error as error:
+            raise self._unusable(error) from error
+
+    def put(self, rows: Sequence[tuple[Any, ...]]) -> None:
+        """Keep rows of another cache, in the place of those that were there."""
         file = self._file()
         try:
             with file:
@@ -117,6 +128,22 @@ class PairCache:
             f"{self.path} cannot be used as a cache of judged pairs: {error}. Delete it, or name "
             f"another file."
         )
+
+
+def gather_pairs(path: str | os.PathLike[str], others: Iterable[Path]) -> None:
+    """Add the pairs of other caches to that of ``path``, and remove them."""
+    for other in others:
+        rows = []
+        source = PairCache(other)
+        try:
+            rows = source.rows()
+        finally:
+            source.close()
+        if rows:
+            with PairCache(path) as target:
+                target.put(rows)
+        for ending in BESIDE:
+            Path(f"{other}{ending}").unlink(missing_ok=True)
 
 
 def _checksum(model: str, key: bytes, values: Sequence[Any]) -> int:

@@ -9,12 +9,13 @@ import os
 import secrets
 import shutil
 import stat
+import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from threading import local
-from typing import Any
+from typing import Any, BinaryIO
 
 from fusevlm.errors import ArtefactError
 
@@ -42,6 +43,33 @@ def write_atomically(path: Path, payload: bytes) -> None:
         _sync_folder(path.parent)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def writing(path: AnyPath) -> Iterator[BinaryIO]:
+    """A stream whose file is at ``path``, whole, when it is left; and not at all after an error."""
+    target = Path(path)
+    temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | NO_LINK, 0o666)
+        with os.fdopen(handle, "wb") as stream:
+            yield stream
+            stream.flush()
+            os.fsync(stream.fileno())
+        temporary.replace(target)
+        _sync_folder(target.parent)
+    except OSError as error:
+        raise _unwritten(target, error) from error
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _unwritten(target: Path, error: OSError) -> ArtefactError:
+    return ArtefactError(
+        f"cannot write {target}: {error.strerror or error}. What is finished is kept; free "
+        f"space or choose another folder, then give the same command again."
+    )
 
 
 def _sync_folder(folder: Path) -> None:
@@ -73,10 +101,7 @@ def save(path: AnyPath, payload: bytes) -> None:
         target.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(target, payload)
     except OSError as error:
-        raise ArtefactError(
-            f"cannot write {target}: {error.strerror or error}. What is finished is kept; free "
-            f"space or choose another folder, then give the same command again."
-        ) from error
+        raise _unwritten(target, error) from error
 
 
 def open_own(path: Path, flags: int) -> int:
@@ -100,22 +125,39 @@ def refuse_shared(path: Path, known: os.stat_result) -> None:
         raise ArtefactError(f"{path} {what}, and would be written to. Remove it.")
 
 
+def open_log(path: AnyPath) -> BinaryIO:
+    """A file that another process writes its words to, at its end."""
+    target = Path(path)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        return os.fdopen(open_own(target, os.O_WRONLY | os.O_APPEND), "ab")
+    except OSError as error:
+        raise _unwritten(target, error) from error
+
+
 def read_regular(path: AnyPath, most: int | None = None) -> bytes:
     """The bytes of a regular file, at most so many; a pipe or a device would never end.
 
     OSError where there is none, ArtefactError where it is something else.
     """
-    # opened first and looked at then, so that it cannot be exchanged in between
-    handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
-    with os.fdopen(handle, "rb") as stream:
-        known = os.fstat(stream.fileno())
-        if not stat.S_ISREG(known.st_mode):
-            raise ArtefactError(f"{path} is no regular file.")
-        if most is not None and known.st_size > most:
+    with open_regular(path) as stream:
+        size = os.fstat(stream.fileno()).st_size
+        if most is not None and size > most:
             raise ArtefactError(
-                f"{path} has {known.st_size / 1e6:.0f} MB; at most {most / 1e6:.0f} are taken."
+                f"{path} has {size / 1e6:.0f} MB; at most {most / 1e6:.0f} are taken."
             )
         return stream.read()
+
+
+def open_regular(path: AnyPath) -> BinaryIO:
+    """A regular file to read from, as :func:`read_regular` reads it."""
+    # opened first and looked at then, so that it cannot be exchanged in between
+    handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
+    stream = os.fdopen(handle, "rb")
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        stream.close()
+        raise ArtefactError(f"{path} is no regular file.")
+    return stream
 
 
 def json_bytes(value: Any) -> bytes:
@@ -131,17 +173,31 @@ def save_json(path: AnyPath, value: Any) -> None:
 def read_json(path: AnyPath, cure: str) -> dict[str, Any]:
     """A JSON object, or an error that ends in ``cure``."""
     try:
-        found = json.loads(read_regular(path))
-    except (OSError, ValueError, RecursionError) as error:
+        payload = read_regular(path)
+    except OSError as error:
         raise ArtefactError(f"{path} cannot be read: {error}. {cure}") from error
+    return parse_json(payload, str(path), cure)
+
+
+def parse_json(payload: bytes, where: str, cure: str) -> dict[str, Any]:
+    """The JSON object that was read from ``where``, or an error that ends in ``cure``."""
+    try:
+        found = json.loads(payload)
+    except (ValueError, RecursionError) as error:
+        raise ArtefactError(f"{where} cannot be read: {error}. {cure}") from error
     if not isinstance(found, dict):
-        raise ArtefactError(f"{path} holds no JSON object. {cure}")
+        raise ArtefactError(f"{where} holds no JSON object. {cure}")
     return found
 
 
 def save_sealed(path: AnyPath, value: Mapping[str, Any]) -> None:
     """Write a JSON object, whose keys are strings, with a checksum of all it holds."""
-    save_json(path, {**value, SEAL: checksum(value)})
+    save(path, sealed_bytes(value))
+
+
+def sealed_bytes(value: Mapping[str, Any]) -> bytes:
+    """What :func:`save_sealed` writes."""
+    return json_bytes({**value, SEAL: checksum(value)})
 
 
 def read_sealed(path: AnyPath, cure: str) -> dict[str, Any]:
@@ -149,9 +205,13 @@ def read_sealed(path: AnyPath, cure: str) -> dict[str, Any]:
 
     A file of before has no seal.
     """
-    found = read_json(path, cure)
+    return unsealed(read_json(path, cure), str(path), cure)
+
+
+def unsealed(found: dict[str, Any], where: str, cure: str) -> dict[str, Any]:
+    """A JSON object without its seal, which is compared."""
     if found.pop(SEAL, None) not in (None, checksum(found)):
-        raise ArtefactError(f"{path} was changed since it was written. {cure}")
+        raise ArtefactError(f"{where} was changed since it was written. {cure}")
     return found
 
 
@@ -223,6 +283,13 @@ def folders_in(home: Path) -> list[Path]:
 def _entries(folder: Path) -> list[os.DirEntry[str]]:
     with os.scandir(folder) as found:
         return sorted(found, key=lambda entry: entry.name)
+
+
+@contextmanager
+def temporary_folder() -> Iterator[Path]:
+    """A folder that is removed with all that was put into it."""
+    with tempfile.TemporaryDirectory(prefix="fusevlm-") as folder:
+        yield Path(folder)
 
 
 def slug(name: str) -> str:

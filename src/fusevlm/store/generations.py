@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from fusevlm.errors import ArtefactError, InputError
 from fusevlm.store.files import AnyPath
-from fusevlm.store.parts import Part, Parts, read_parts
+from fusevlm.store.parts import Part, Parts, Stored, read_parts
 from fusevlm.types import Generation, Samples
 
 KIND, EMBEDDINGS = "fusevlm.generations", "fusevlm.embeddings"
@@ -17,16 +18,39 @@ PROMPT = ".prompt"  # ends the name of an array: the last prompt token's state
 BEFORE = "_pre"  # ends the name of an array: a tower's activations before its projection
 VIEW = "_view"  # and of one by which novelty is judged
 
+GRAM = ".gram"  # and of a Gram matrix that is kept instead of states
+
 Whiten = Callable[[Samples], tuple[np.ndarray[Any, Any], int]]
 
 
+@dataclass(frozen=True)
+class Reduced:
+    """What is kept of a query's hidden states: Gram matrices by name, and single states by layer.
+
+    d  features of the states
+    """
+
+    grams: Mapping[str, np.ndarray[Any, Any]]
+    answers: Mapping[str, Any]
+    prompts: Mapping[str, Any]
+    d: int
+
+
+Reduce = Callable[[Generation], Reduced]
+
+
 def pack_generations(
-    generations: Sequence[Generation], *, half: bool = False, gram: Whiten | None = None
+    generations: Sequence[Generation],
+    *,
+    half: bool = False,
+    gram: Whiten | None = None,
+    reduce: Reduce | None = None,
 ) -> Part:
     """A row per query (failed ones too) and the hidden states by query and layer.
 
     With ``gram`` (a fitted whitening) the n×n Gram matrices are kept instead of the states, but
-    those of the prompt, one vector a layer, are kept always.
+    those of the prompt, one vector a layer, are kept always. With ``reduce`` only what it leaves,
+    of states in the precision in which they would be stored.
     """
     rows: dict[str, list[Any]] = {name: [] for name in _ROW}
     arrays: dict[str, np.ndarray[Any, Any]] = {}
@@ -34,6 +58,13 @@ def pack_generations(
     for k, g in enumerate(_storable(one, dtype) for one in generations):
         for name, value in _row(g).items():
             rows[name].append(value)
+        if reduce is not None and g.samples is not None and g.layers:
+            left = reduce(_rounded(g, dtype))
+            rows["gram_dim"][-1], rows["layers"][-1] = left.d, []
+            arrays |= {f"{k}.{name}{GRAM}": G for name, G in left.grams.items()}
+            for ending, kept in ((PROMPT, left.prompts), (".answer", left.answers)):
+                arrays |= {f"{k}.{layer}{ending}": v.astype(dtype) for layer, v in kept.items()}
+            continue
         for layer, state in g.prompt_layers.items():
             arrays[f"{k}.{layer}{PROMPT}"] = np.asarray(state, dtype=dtype)
         if gram is not None and g.samples is not None:
@@ -45,6 +76,20 @@ def pack_generations(
         for layer, state in g.answer_layers.items():
             arrays[f"{k}.{layer}.answer"] = np.asarray(state, dtype=dtype)
     return Part(rows, arrays, count_rows(rows))
+
+
+def _rounded(g: Generation, dtype: Any) -> Generation:
+    """The states as they would be read again, had they been stored."""
+
+    def rounded(states: Mapping[str, Any]) -> dict[str, Any]:
+        return {layer: np.asarray(values, dtype=dtype) for layer, values in states.items()}
+
+    return replace(
+        g,
+        layers=rounded(g.layers),
+        answer_layers=rounded(g.answer_layers),
+        prompt_layers=rounded(g.prompt_layers),
+    )
 
 
 def _storable(g: Generation, dtype: Any) -> Generation:
@@ -97,19 +142,56 @@ def read_generations(
     of ``answers`` only the judged answer's state is read, where it was kept; ``prompts`` are those
     whose state of the last prompt token is read, where it was stored.
     """
-    asked = dict.fromkeys([*([] if layer is None else [layer]), *layers])
-    judged_at = dict.fromkeys([*asked, *answers])
+    wish = Wish(layer, tuple(layers), tuple(answers), tuple(prompts))
+    for rows, arrays in read_parts(folder, KIND, wish.wanted, columns=STORED):
+        yield from wish.unpack(rows, arrays, range(len(rows["query_id"])))
 
-    def wanted(name: str) -> bool:
+
+def generations_between(
+    stored: Stored, start: int, stop: int, wish: Wish | None = None
+) -> Iterator[Generation]:
+    """The generations in the rows from ``start`` to ``stop``, with what is wished for of them."""
+    chosen = wish or Wish()
+    for number, first, end in stored.spans(start, stop):
+        yield from chosen.unpack(*stored.read(number, chosen.wanted), range(first, end))
+
+
+@dataclass(frozen=True)
+class Wish:
+    """Which hidden states are read; see :func:`read_generations`."""
+
+    layer: str | None = None
+    layers: tuple[str, ...] = ()
+    answers: tuple[str, ...] = ()
+    prompts: tuple[str, ...] = ()
+
+    @property
+    def asked(self) -> dict[str, None]:
+        """Layers whose states of all samples are read."""
+        return dict.fromkeys([*([] if self.layer is None else [self.layer]), *self.layers])
+
+    @property
+    def judged(self) -> dict[str, None]:
+        """Layers whose state of the judged answer is read."""
+        return dict.fromkeys([*self.asked, *self.answers])
+
+    def wanted(self, name: str) -> bool:
+        """Whether an array of a part is read."""
         kind = name.partition(".")[2]
         if kind.endswith(PROMPT):
-            return kind.removesuffix(PROMPT) in prompts
+            return kind.removesuffix(PROMPT) in self.prompts
         if kind.endswith(".answer"):
-            return kind.removesuffix(".answer") in judged_at
-        return kind in asked or (bool(asked) and kind == "gram")
+            return kind.removesuffix(".answer") in self.judged
+        grams = kind == "gram" or kind.endswith(GRAM)
+        return kind in self.asked or (bool(self.asked) and grams)
 
-    for rows, arrays in read_parts(folder, KIND, wanted, columns=_STORED):
-        for k in range(len(rows["query_id"])):
+    def unpack(
+        self, rows: Mapping[str, Sequence[Any]], arrays: Mapping[str, Any], places: Iterable[int]
+    ) -> Iterator[Generation]:
+        """The generations in some rows of a part."""
+        asked, judged_at = self.asked, self.judged
+        reduced = _grams(arrays)
+        for k in places:
             record = {name: values[k] for name, values in rows.items()}
             kept = record.pop("layers")
             gone = [name for name in asked if name not in kept]
@@ -121,9 +203,21 @@ def read_generations(
                 for name in judged_at
                 if f"{k}.{name}.answer" in arrays
             }
-            stored = {name: arrays.get(f"{k}.{name}{PROMPT}") for name in prompts}
+            stored = {name: arrays.get(f"{k}.{name}{PROMPT}") for name in self.prompts}
             prompt = {name: state for name, state in stored.items() if state is not None}
-            yield _generation(record, states, judged, prompt, arrays.get(f"{k}.gram"), layer)
+            gram, d = arrays.get(f"{k}.gram"), record["gram_dim"]
+            grams = {name: (G, d) for name, G in reduced.get(k, {}).items()}
+            yield _generation(record, states, judged, prompt, gram, grams, self.layer)
+
+
+def _grams(arrays: Mapping[str, Any]) -> dict[int, dict[str, Any]]:
+    """Gram matrices that are kept instead of states, by row and name."""
+    found: dict[int, dict[str, Any]] = {}
+    for name, values in arrays.items():
+        row, _, kind = name.partition(".")
+        if kind.endswith(GRAM):
+            found.setdefault(int(row), {})[kind.removesuffix(GRAM)] = values
+    return found
 
 
 def read_embeddings(
@@ -137,48 +231,110 @@ def read_embeddings(
     ending = BEFORE if activations else ""
     ids, found = _good_rows(folder, {name: name + ending for name in ("image", "text")})
     if not ids:
-        raise ArtefactError(f"{folder} holds no embedded query. Run fusevlm embed first.")
+        raise nothing_embedded(folder)
     if activations and not found:
-        raise ArtefactError(
-            f"{folder} holds no activations of the towers. Make the stage again with "
-            f"embed.activations = true: --redo embed."
-        )
+        raise no_activations(folder)
     return ids, found
+
+
+def no_activations(folder: AnyPath) -> ArtefactError:
+    """Of a stage that kept none."""
+    return ArtefactError(
+        f"{folder} holds no activations of the towers. Make the stage again with "
+        f"embed.activations = true: --redo embed."
+    )
+
+
+def nothing_embedded(folder: AnyPath) -> ArtefactError:
+    """Of a stage in which every query failed."""
+    return ArtefactError(f"{folder} holds no embedded query. Run fusevlm embed first.")
+
+
+def embedding_blocks(
+    folder: AnyPath, size: int, *, activations: bool = False
+) -> Iterator[tuple[list[str], dict[str, Any]]]:
+    """What :func:`read_embeddings` gives, ``size`` queries at a time."""
+    ending = BEFORE if activations else ""
+    named = {name: name + ending for name in ("image", "text")}
+    ids: list[str] = []
+    waiting: dict[str, list[Any]] = {}
+    parts = read_parts(folder, EMBEDDINGS, set(named.values()).__contains__, columns=EMBEDDED)
+    for rows, arrays in parts:
+        own, found = _gathered([(rows, arrays, slice(None))], named)
+        ids += own
+        for name, values in found.items():
+            waiting.setdefault(name, []).append(values)
+        while len(ids) >= size:
+            joined = {name: np.concatenate(values) for name, values in waiting.items()}
+            yield ids[:size], {name: values[:size] for name, values in joined.items()}
+            ids, waiting = ids[size:], {name: [values[size:]] for name, values in joined.items()}
+    if ids:
+        yield ids, {name: np.concatenate(values) for name, values in waiting.items()}
 
 
 def read_views(folder: AnyPath) -> dict[str, Any]:
     """``{"image": [N, D], "question": [N, D]}`` of the same queries; {}: not kept."""
-    return _good_rows(folder, {"image": f"image{VIEW}", "question": f"text{BEFORE}"})[1]
+    return _good_rows(folder, VIEWS)[1]
+
+
+VECTORS = {"image": "image", "text": "text"}  # by what they are called later: names of arrays
+VIEWS = {"image": f"image{VIEW}", "question": f"text{BEFORE}"}
+
+
+def embeddings_between(
+    stored: Stored, start: int, stop: int
+) -> tuple[list[str], dict[str, Any], dict[str, Any]]:
+    """Ids, vectors and views of the queries in these rows that could be embedded."""
+    read = {*VECTORS.values(), *VIEWS.values()}
+    spans = [
+        (*stored.read(number, read.__contains__), slice(first, end))
+        for number, first, end in stored.spans(start, stop)
+    ]
+    ids, found = _gathered(spans, {**{f"v {k}": v for k, v in VECTORS.items()},
+                                   **{f"w {k}": v for k, v in VIEWS.items()}})  # fmt: skip
+    vectors, views = (
+        {k[2:]: rows for k, rows in found.items() if k.startswith(mark)} for mark in ("v ", "w ")
+    )
+    return ids, vectors, views
 
 
 def _good_rows(folder: AnyPath, named: Mapping[str, str]) -> tuple[list[str], dict[str, Any]]:
     """Ids of the queries that could be embedded, and their rows of the arrays that there are."""
+    parts = read_parts(folder, EMBEDDINGS, set(named.values()).__contains__, columns=EMBEDDED)
+    return _gathered(((rows, arrays, slice(None)) for rows, arrays in parts), named)
+
+
+def _gathered(
+    parts: Iterable[tuple[Mapping[str, Sequence[Any]], Mapping[str, Any], slice]],
+    named: Mapping[str, str],
+) -> tuple[list[str], dict[str, Any]]:
+    """Ids and named arrays of the good rows among some of each part."""
     ids: list[str] = []
     found: dict[str, list[Any]] = {name: [] for name in named}
-    for rows, arrays in read_parts(folder, EMBEDDINGS, columns=_EMBEDDED):
-        good = np.array([error is None for error in rows["error"]], dtype=bool)
-        ids += [i for i, ok in zip(rows["query_id"], good, strict=True) if ok]
+    for rows, arrays, some in parts:
+        good = np.array([error is None for error in rows["error"][some]], dtype=bool)
+        ids += [i for i, ok in zip(rows["query_id"][some], good, strict=True) if ok]
         for name, own in named.items():
             if good.any() and own in arrays:
-                _need_vectors(arrays[own], own, len(good), folder)
-                found[name].append(arrays[own][good])
+                _need_vectors(arrays[own], own, len(rows["error"]))
+                found[name].append(arrays[own][some][good])
     known = {name: parts for name, parts in found.items() if parts}
-    for name, parts in known.items():
-        total = sum(map(len, parts))
-        if total != len(ids) or len({part.shape[1] for part in parts}) > 1:
+    for name, vectors in known.items():
+        total = sum(map(len, vectors))
+        if total != len(ids) or len({part.shape[1] for part in vectors}) > 1:
             raise ArtefactError(
-                f"{folder} has {total} {name} vectors of {len(ids)} queries, or of several widths. "
-                f"Make it again: --redo embed."
+                f"there are {total} {named[name]} vectors of {len(ids)} queries, or of several "
+                f"widths. Make the stage again: --redo embed."
             )
-    return ids, {name: np.concatenate(parts) for name, parts in known.items()}
+    return ids, {name: np.concatenate(vectors) for name, vectors in known.items()}
 
 
-def _need_vectors(vectors: Any, name: str, size: int, folder: AnyPath) -> None:
+def _need_vectors(vectors: Any, name: str, size: int) -> None:
     """Refuse vectors of a part that are not one for each of its rows."""
     if vectors.ndim != 2 or len(vectors) != size or vectors.dtype.kind != "f":
         raise ArtefactError(
-            f"{folder}: {name} is an array {vectors.shape} of {vectors.dtype} for {size} queries. "
-            f"Make it again: --redo embed."
+            f"embed: {name} is an array {vectors.shape} of {vectors.dtype} for {size} queries. "
+            f"Make the stage again: --redo embed."
         )
 
 
@@ -187,8 +343,8 @@ _ROW = (
     "temperatures", "truncated", "answer", "answer_token_ids", "answer_logprobs", "prompt_tokens",
     "path", "n_near_boundary", "gram_dim", "layers", "answer_margins",
 )  # fmt: skip
-_EMBEDDED: dict[str, Any] = {"query_id": str, "error": str | None}
-_STORED = _EMBEDDED | {  # but for passing and answer_margins, which parts of before lack
+EMBEDDED: dict[str, Any] = {"query_id": str, "error": str | None}
+STORED = EMBEDDED | {  # but for passing and answer_margins, which parts of before lack
     "texts": list[str], "token_ids": list[list[int]], "token_logprobs": list[list[float]] | None,
     "warped_logprobs": list[list[float]], "temperatures": list[float], "truncated": list[bool],
     "answer": str | None, "answer_token_ids": list[int], "answer_logprobs": list[float] | None,
@@ -230,6 +386,7 @@ def _generation(
     judged: dict[str, Any],
     prompt: dict[str, Any],
     gram: Any,
+    grams: dict[str, Any],
     layer: str | None,
 ) -> Generation:
     if row["error"] is not None:
@@ -243,6 +400,7 @@ def _generation(
         gram,
         row["gram_dim"] if gram is not None else None,
         row.get("answer_margins"),  # parts of before have none
+        grams=grams,
     )
     kept = (
         "token_ids", "warped_logprobs", "temperatures", "truncated", "answer_token_ids",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -18,12 +19,17 @@ from fusevlm.store.files import AnyPath, open_own, read_regular
 
 
 class Journal:
-    """Values by key, on disk before ``add`` returns; several threads may share one."""
+    """Values by key, on disk before ``add`` returns; several threads may share one.
 
-    def __init__(self, path: AnyPath) -> None:
+    ``beside`` are journals of other processes, of which what they hold now is found too.
+    """
+
+    def __init__(self, path: AnyPath, beside: Iterable[AnyPath] = ()) -> None:
         self.path = Path(path)
         self._lock = Lock()
-        self._known = _read(self.path)
+        self._known: dict[str, Any] = {}
+        for other in (*beside, self.path):
+            self._known |= _read(Path(other))
 
     def __len__(self) -> int:
         return len(self._known)
@@ -69,6 +75,18 @@ def append_line(path: AnyPath, line: bytes) -> None:
             f"cannot write to {target}: {error.strerror or error}. What was answered "
             f"before is kept; free space and give the same command again."
         ) from error
+
+
+def gather(path: AnyPath, others: Iterable[Path]) -> None:
+    """Add what other journals hold to that of ``path``, and remove them."""
+    for other in others:
+        found = _read(other)
+        if found:
+            journal = Journal(path)
+            for key, value in found.items():
+                if journal.find(key) != value:
+                    journal.add(key, value)
+        other.unlink(missing_ok=True)
 
 
 def _cut_off(path: Path) -> bool:

@@ -9,7 +9,11 @@ when writing goes on. A part that is written again gets files of other names
 (part-00007.1.parquet); the JSON that names them takes the place of the old one, and only then the
 old files go, so that a kill leaves the one or the other. The stage's manifest says with which
 settings, and whether all parts are there (:mod:`fusevlm.store.runs`). Cost per part does not grow
-with the run.
+with the run, and of each part only a few numbers are held in memory.
+
+One process opens the parts for writing (:class:`Parts`, which removes what was interrupted); any
+number of others may write parts of their own beside it (:func:`write_part`). The files may lie in
+a bucket (:mod:`fusevlm.store.places`).
 
 An array named ``K`` or ``K.…`` (K a number) belongs to row K of the part alone; any other has an
 entry for each row.
@@ -18,8 +22,12 @@ entry for each row.
 from __future__ import annotations
 
 import re
+from bisect import bisect_right
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -30,15 +38,18 @@ from fusevlm.store.files import (
     AnyPath,
     digest,
     digest_file,
-    read_regular,
-    read_sealed,
-    save,
-    save_sealed,
+    parse_json,
+    sealed_bytes,
+    unsealed,
 )
+from fusevlm.store.places import Folder, Place, place_of
 from fusevlm.store.tables import parquet_bytes, read_parquet
 
 NAME = re.compile(r"\.?part-(\d{5,})(\.\d+)?\.(parquet|safetensors|json)(\.[0-9a-f]{1,8}\.tmp)?")
 ENDINGS = ("parquet", "safetensors")
+OWN = ("kind", "index", "arrays", "sha256", "version")  # of a part's JSON; all else are facts
+# facts that are held in memory: how often a part was written, how many rows, and of which kind
+NUMBERS = ("version", "size", "queries", "failed", "passing", "near_boundary", "pairs")
 Arrays = dict[str, np.ndarray[Any, Any]]
 Wanted = Callable[[str], bool]
 
@@ -57,18 +68,25 @@ class Parts:
 
     def __init__(self, folder: AnyPath, kind: str) -> None:
         self.folder, self.kind = Path(folder), kind
-        self._facts = {part["index"]: part for part in _finished(self.folder, kind)}
-        used = {name for part in self._facts.values() for name in _names(part)}
-        for path in self.folder.iterdir() if self.folder.is_dir() else ():
-            if NAME.fullmatch(path.name) and path.name not in used:
-                path.unlink()  # interrupted
+        self.place = place_of(folder)
+        self._facts: dict[int, dict[str, int]] = {}
+        used: set[str] = set()
+        for part in _finished(self.place, kind):
+            self._facts[part["index"]] = _numbers(part)
+            used |= _names(part)
+        for name in self.place.names():
+            if NAME.fullmatch(name) and name not in used:
+                self.place.remove(name)  # interrupted
 
     def __contains__(self, index: int) -> bool:
         return index in self._facts
 
+    def __len__(self) -> int:
+        return len(self._facts)
+
     @property
-    def facts(self) -> list[dict[str, Any]]:
-        """What is noted of each finished part, in order."""
+    def facts(self) -> list[dict[str, int]]:
+        """The numbers that are noted of each finished part, in order."""
         return [self._facts[index] for index in sorted(self._facts)]
 
     def fact(self, index: int, name: str) -> int:
@@ -87,24 +105,12 @@ class Parts:
         facts: Mapping[str, Any],
     ) -> None:
         """Add part ``index``, or put it in the place of what it was."""
-        from safetensors.numpy import save as pack
+        part = write_part(self.place, self.kind, index, Part(rows, arrays, facts))
+        self._facts[index] = _numbers(part)
 
-        payloads = {
-            "parquet": parquet_bytes(rows),
-            "safetensors": pack({k: np.ascontiguousarray(v) for k, v in arrays.items()}),
-        }
-        before = self._facts.get(index)
-        version = 0 if before is None else _whole(before, "version") + 1
-        sums = {ending: digest(payload) for ending, payload in payloads.items()}
-        part = {"kind": self.kind, "index": index, **facts, "arrays": list(arrays), "sha256": sums}
-        part |= {"version": version} if version else {}
-        for ending, payload in payloads.items():
-            save(_path(self.folder, part, ending), payload)
-        save_sealed(self.folder / f"{_stem(index)}.json", part)
-        self._facts[index] = part
-        if before is not None:
-            for ending in ENDINGS:
-                _path(self.folder, before, ending).unlink(missing_ok=True)
+    def note(self, index: int) -> None:
+        """Count a part that another process has written."""
+        self._facts[index] = _numbers(read_note(self.place, self.kind, index))
 
     @property
     def size(self) -> int | None:
@@ -114,14 +120,135 @@ class Parts:
 
     def rows(self, index: int) -> dict[str, list[Any]]:
         """The rows of a finished part."""
-        return _rows(self.folder, self._facts[index])
+        return _rows(self.place, read_note(self.place, self.kind, index))
 
     def read(self, index: int) -> Part:
         """A finished part."""
-        part, rows = self._facts[index], self.rows(index)
-        own = ("kind", "index", "arrays", "sha256", "version")
-        facts = {name: value for name, value in part.items() if name not in own}
-        return Part(rows, _arrays(self.folder, part, lambda name: True), facts)
+        return read_part(self.place, self.kind, index)
+
+    def remove(self, index: int) -> None:
+        """Remove a finished part that is not needed any more; its JSON first."""
+        part = read_note(self.place, self.kind, index)
+        self.place.remove(f"{_stem(index)}.json")
+        for ending in ENDINGS:
+            self.place.remove(_file(part, ending))
+        del self._facts[index]
+
+    def tidy(self) -> None:
+        """Remove what processes that were killed left between the finished parts."""
+        for name in self.place.names():
+            found = NAME.fullmatch(name)
+            if found and (found[4] or int(found[1]) not in self._facts):
+                self.place.remove(name)
+
+
+def write_part(place: Place, kind: str, index: int, part: Part) -> dict[str, Any]:
+    """Write a part, or put it in the place of what it was; what is noted of it."""
+    from safetensors.numpy import save as pack
+
+    payloads = {
+        "parquet": parquet_bytes(part.rows),
+        "safetensors": pack({k: np.ascontiguousarray(v) for k, v in part.arrays.items()}),
+    }
+    before = read_note(place, kind, index) if place.has(f"{_stem(index)}.json") else None
+    version = 0 if before is None else _whole(before, "version") + 1
+    sums = {ending: digest(payload) for ending, payload in payloads.items()}
+    note = {"kind": kind, "index": index, **part.facts, "arrays": list(part.arrays), "sha256": sums}
+    note |= {"version": version} if version else {}
+    for ending, payload in payloads.items():
+        place.save(_file(note, ending), payload)
+    place.save(f"{_stem(index)}.json", sealed_bytes(note))
+    if before is not None:
+        for ending in ENDINGS:
+            place.remove(_file(before, ending))
+    return note
+
+
+def read_note(place: Place, kind: str, index: int) -> dict[str, Any]:
+    """What is noted of a finished part of this kind."""
+    return _of_kind(place, f"{_stem(index)}.json", kind)
+
+
+def read_part(place: Place, kind: str, index: int) -> Part:
+    """A finished part."""
+    part = read_note(place, kind, index)
+    rows = _rows(place, part)
+    facts = {name: value for name, value in part.items() if name not in OWN}
+    return Part(rows, _arrays(place, part, lambda name: True), facts)
+
+
+class Stored:
+    """Read access to the rows of all finished parts by their number, one part at a time."""
+
+    def __init__(
+        self, folder: AnyPath, kind: str, *, columns: Mapping[str, Any] | None = None
+    ) -> None:
+        self.place, self.kind, self._columns = place_of(folder), kind, columns
+        self.kinds: Counter[str] = Counter()  # arrays of single rows by what they are, such as last
+        self._parts: list[int] = []
+        self._good: list[int] = []
+        sizes = []
+        for part in _finished(self.place, kind):
+            rows, good = self._counted(part)
+            self._parts.append(part["index"])
+            self._good.append(good)
+            sizes.append(rows)
+            known = part.get("arrays")
+            names = _arrays(self.place, part, lambda name: True) if known is None else known
+            self.kinds.update(name.partition(".")[2] for name in names)
+        self._starts = [0, *accumulate(sizes)]
+
+    def __len__(self) -> int:
+        return self._starts[-1]
+
+    def _counted(self, part: Mapping[str, Any]) -> tuple[int, int]:
+        """Rows of a part, and those without an error; parts of before may not say."""
+        if "queries" in part and "failed" in part:
+            return _whole(part, "queries"), _whole(part, "queries") - _whole(part, "failed")
+        rows = _rows(self.place, part, self._columns)
+        size = len(next(iter(rows.values()), []))
+        return size, sum(error is None for error in rows.get("error", [None] * size))
+
+    @cached_property
+    def good(self) -> list[int]:
+        """How many rows without an error there are before each part, and in all."""
+        return [0, *accumulate(self._good)]
+
+    def start_of(self, number: int) -> int:
+        """The first row of the part in this place."""
+        return self._starts[number]
+
+    def part_with(self, row: int) -> int:
+        """In which place the part is that holds a row."""
+        return bisect_right(self._starts, row) - 1
+
+    def read(
+        self, number: int, wanted: Wanted = lambda name: True
+    ) -> tuple[dict[str, list[Any]], Arrays]:
+        """Rows and the ``wanted`` arrays of the part in this place."""
+        part = read_note(self.place, self.kind, self._parts[number])
+        return _rows(self.place, part, self._columns), _arrays(self.place, part, wanted)
+
+    def spans(self, start: int, stop: int) -> Iterator[tuple[int, int, int]]:
+        """(place of a part, first, end) of rows ``start`` to ``stop``, within each part."""
+        number = self.part_with(start)
+        while start < stop and number < len(self._parts):
+            first, end = self._starts[number], self._starts[number + 1]
+            if end > start:
+                yield number, start - first, min(stop, end) - first
+                start = end
+            number += 1
+
+    def good_before(self, row: int) -> int:
+        """How many rows before this one have no error."""
+        if row >= len(self):
+            return self.good[-1]
+        number = self.part_with(row)
+        first = self._starts[number]
+        if self._good[number] == self._starts[number + 1] - first:
+            return self.good[number] + row - first
+        rows, _ = self.read(number, lambda name: False)
+        return self.good[number] + sum(e is None for e in rows["error"][: row - first])
 
 
 def merged(old: Part, new: Part, places: Sequence[int]) -> Part:
@@ -168,47 +295,43 @@ def read_parts(
 
     A part whose arrays nobody wants is read without them. ``columns`` are what rows must have.
     """
-    for part in sorted(_finished(Path(folder), kind), key=lambda p: p["index"]):
-        rows = _rows(Path(folder), part, columns)
-        yield rows, _arrays(Path(folder), part, wanted)
+    place = place_of(folder)
+    for part in _finished(place, kind):
+        yield _rows(place, part, columns), _arrays(place, part, wanted)
 
 
 def _rows(
-    folder: Path, part: Mapping[str, Any], columns: Mapping[str, Any] | None = None
+    place: Place, part: Mapping[str, Any], columns: Mapping[str, Any] | None = None
 ) -> dict[str, list[Any]]:
-    path = _path(folder, part, "parquet")
-    payload = _checked(folder, part, "parquet")
-    return read_parquet(payload, _again(folder), columns=columns, name=path)
+    payload = _checked(place, part, "parquet")
+    where = place.where(_file(part, "parquet"))
+    return read_parquet(payload, _again(place), columns=columns, name=where)
 
 
 def part_files(folder: AnyPath, kind: str, ending: str) -> Iterator[tuple[Path, str]]:
     """(path, checksum) of one file of each finished part, in order; its bytes are compared."""
-    home = Path(folder)
-    for part in sorted(_finished(home, kind), key=lambda p: p["index"]):
-        path = _path(home, part, ending)
+    home = Folder(folder)
+    for part in _finished(home, kind):
+        path = home.path / _file(part, ending)
         if digest_file(path) != part["sha256"][ending]:
-            raise _damaged(path)
+            raise _damaged(home, path.name)
         yield path, part["sha256"][ending]
 
 
 def damaged_parts(folder: Path) -> dict[int, str]:
     """Parts of any kind that are not whole, by number: which file, and what is wrong with it."""
-    found = {}
-    for path in sorted(folder.glob("part-*.json")):
-        name = NAME.fullmatch(path.name)
-        if not name or name[2]:
-            continue
+    found, place = {}, place_of(folder)
+    for index, name in _json_names(place):
         try:
-            part = _noted(path)
+            part = _noted(place, name)
         except FuseError as error:
-            found[int(name[1])] = str(error)
+            found[index] = str(error)
             continue
-        wrong = [e for e in ENDINGS if digest_file(_path(folder, part, e)) != part["sha256"][e]]
+        sums = place.digests(_file(part, ending) for ending in ENDINGS)
+        wrong = [e for e in ENDINGS if sums[_file(part, e)] != part["sha256"][e]]
         if wrong:
-            spoilt = _path(folder, part, wrong[0])
-            found[int(name[1])] = (
-                f"{spoilt.name} {'was changed' if spoilt.exists() else 'is missing'}"
-            )
+            spoilt = _file(part, wrong[0])
+            found[index] = f"{spoilt} {'was changed' if place.has(spoilt) else 'is missing'}"
     return found
 
 
@@ -220,104 +343,138 @@ def part_number(file: str) -> int | None:
 
 def put_away(folder: Path, index: int) -> None:
     """Rename the files of a part, so that it counts as never made."""
-    for path in sorted(folder.glob(f"{_stem(index)}.*")):
-        name = NAME.fullmatch(path.name)
-        if name and not name[4]:
-            target = path.with_name(f"{path.name}.damaged")
+    place = place_of(folder)
+    there = set(place.names())
+    for file in sorted(there):
+        name = NAME.fullmatch(file)
+        if name and not name[4] and int(name[1]) == index and file.startswith(_stem(index)):
+            target = f"{file}.damaged"
             number = 1
-            while target.exists():
+            while target in there:
                 number += 1
-                target = path.with_name(f"{path.name}.damaged-{number}")
-            path.rename(target)
+                target = f"{file}.damaged-{number}"
+            place.rename(file, target)
 
 
-def _arrays(folder: Path, part: Mapping[str, Any], wanted: Wanted) -> Arrays:
+def json_digests(place: Place) -> dict[str, str]:
+    """Digest of the JSON of each part that lies in a place."""
+    return place.digests(name for _, name in _json_names(place))
+
+
+def _arrays(place: Place, part: Mapping[str, Any], wanted: Wanted) -> Arrays:
     """The wanted arrays; a file none of whose arrays is wanted need only be there."""
     from safetensors import SafetensorError, safe_open
+    from safetensors.numpy import load
 
-    path = _path(folder, part, "safetensors")
+    name = _file(part, "safetensors")
     known = part.get("arrays")  # parts of before do not say
-    if not path.is_file():
-        raise _damaged(path)
+    if not place.has(name):
+        raise _damaged(place, name)
     if known is not None and not any(map(wanted, known)):
         return {}
-    _checked(folder, part, "safetensors")
+    payload = _checked(place, part, "safetensors")
     try:
-        with safe_open(path, framework="np") as stored:
-            names = [name for name in stored.keys() if wanted(name)]  # noqa: SIM118 (not a dict)
-            found = {name: stored.get_tensor(name) for name in names}
+        if place.folder is None:
+            found = {k: v for k, v in load(payload).items() if wanted(k)}
+        else:
+            del payload
+            with safe_open(place.folder / name, framework="np") as stored:
+                names = [k for k in stored.keys() if wanted(k)]  # noqa: SIM118 (not a dict)
+                found = {k: stored.get_tensor(k) for k in names}
     except SafetensorError as error:
-        raise _damaged(path) from error
-    for name, values in found.items():
+        raise _damaged(place, name) from error
+    for own, values in found.items():
         if values.dtype.kind not in "fiub":
             raise ArtefactError(
-                f"{path} holds an array of {values.dtype}, {name}. {_again(folder)}"
+                f"{place.where(name)} holds an array of {values.dtype}, {own}. {_again(place)}"
             )
         if values.dtype.kind == "f" and not np.isfinite(values).all():
-            raise ArtefactError(f"{path} holds NaN or infinity, in {name}. {_again(folder)}")
+            raise ArtefactError(
+                f"{place.where(name)} holds NaN or infinity, in {own}. {_again(place)}"
+            )
     return found
 
 
-def _checked(folder: Path, part: Mapping[str, Any], ending: str) -> bytes:
-    path = _path(folder, part, ending)
-    payload = read_regular(path) if path.exists() else b""
+def _checked(place: Place, part: Mapping[str, Any], ending: str) -> bytes:
+    name = _file(part, ending)
+    try:
+        payload = place.read(name)
+    except FileNotFoundError:
+        payload = b""
     if digest(payload) != part["sha256"][ending]:
-        raise _damaged(path)
+        raise _damaged(place, name)
     return payload
 
 
-def _damaged(path: Path) -> ArtefactError:
-    return ArtefactError(f"{path} is missing or damaged. {_again(path.parent)}")
+def _damaged(place: Place, name: str) -> ArtefactError:
+    return ArtefactError(f"{place.where(name)} is missing or damaged. {_again(place)}")
 
 
-def _again(folder: Path) -> str:
-    return f"Make the stage again: --redo {folder.name}."
+def _again(place: Place) -> str:
+    return f"Make the stage again: --redo {place.name}."
 
 
 def _stem(index: int) -> str:
     return f"part-{index:05d}"
 
 
-def _path(folder: Path, part: Mapping[str, Any], ending: str) -> Path:
-    """Of a part's rows or arrays."""
+def _file(part: Mapping[str, Any], ending: str) -> str:
+    """Name of a part's rows or arrays."""
     version = _whole(part, "version")
-    return folder / f"{_stem(part['index'])}{f'.{version}' if version else ''}.{ending}"
+    return f"{_stem(part['index'])}{f'.{version}' if version else ''}.{ending}"
 
 
 def _names(part: Mapping[str, Any]) -> set[str]:
     """Names of all files of a finished part."""
-    found = {_path(Path(), part, ending).name for ending in ENDINGS}
-    return {*found, f"{_stem(part['index'])}.json"}
+    return {*(_file(part, ending) for ending in ENDINGS), f"{_stem(part['index'])}.json"}
 
 
-def _finished(folder: Path, kind: str) -> list[dict[str, Any]]:
-    """What is noted of all finished parts."""
-    found = []
-    for path in sorted(folder.glob("part-*.json")):
-        name = NAME.fullmatch(path.name)
-        if not name or name[2]:
-            continue
-        part = _noted(path)
-        if part.get("kind") != kind:
-            raise ArtefactError(
-                f"{path} holds {part.get('kind')!r}, not {kind!r}. {_again(folder)}"
-            )
-        found.append(part)
-    return found
+def _numbers(part: Mapping[str, Any]) -> dict[str, int]:
+    """What is held in memory of a part."""
+    return {name: part[name] for name in NUMBERS if name in part}
 
 
-def _noted(path: Path) -> dict[str, Any]:
-    """What is noted of the part in whose place ``path`` is; names in it lead nowhere else."""
-    cure = _again(path.parent)
-    part = read_sealed(path, cure)
-    name, sums = NAME.fullmatch(path.name), part.get("sha256")
-    assert name is not None
-    good = type(part.get("index")) is int and part["index"] == int(name[1])
+def _json_names(place: Place) -> list[tuple[int, str]]:
+    """(number, name) of the JSON of each finished part, in the order of their numbers."""
+    found = ((NAME.fullmatch(name), name) for name in place.names())
+    return sorted(
+        (int(own[1]), name)
+        for own, name in found
+        if own and own[3] == "json" and not own[2] and not own[4] and not name.startswith(".")
+    )
+
+
+def _finished(place: Place, kind: str) -> Iterator[dict[str, Any]]:
+    """What is noted of all finished parts, in the order of their numbers."""
+    for _, name in _json_names(place):
+        yield _of_kind(place, name, kind)
+
+
+def _of_kind(place: Place, name: str, kind: str) -> dict[str, Any]:
+    part = _noted(place, name)
+    if part.get("kind") != kind:
+        raise ArtefactError(
+            f"{place.where(name)} holds {part.get('kind')!r}, not {kind!r}. {_again(place)}"
+        )
+    return part
+
+
+def _noted(place: Place, name: str) -> dict[str, Any]:
+    """What is noted of the part in whose place the file is; names in it lead nowhere else."""
+    cure, where = _again(place), place.where(name)
+    try:
+        payload = place.read(name)
+    except OSError as error:
+        raise ArtefactError(f"{where} cannot be read: {error}. {cure}") from error
+    part = unsealed(parse_json(payload, where, cure), where, cure)
+    found, sums = NAME.fullmatch(name), part.get("sha256")
+    assert found is not None
+    good = type(part.get("index")) is int and part["index"] == int(found[1])
     good = good and isinstance(sums, dict) and all(type(sums.get(e)) is str for e in ENDINGS)
     known = part.get("arrays", [])
     good = good and isinstance(known, list) and all(type(one) is str for one in known)
     if not good:
-        raise ArtefactError(f"{path} is not of this part, or damaged. {cure}")
+        raise ArtefactError(f"{where} is not of this part, or damaged. {cure}")
     _whole(part, "version")
     return part
 

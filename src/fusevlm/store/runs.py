@@ -23,11 +23,13 @@ from fusevlm.config import as_tree, make_config
 from fusevlm.errors import ArtefactError
 from fusevlm.settings import Config
 from fusevlm.store.files import LOCK, digest_file, folders_in, read_sealed, save_sealed
+from fusevlm.store.parts import json_digests
+from fusevlm.store.places import POINTER, place_of
 
 KIND, SCHEMA_VERSION = "fusevlm.run", 2
 RUN, STAGE, SECONDS = "run.json", "stage.json", "seconds.json"
 SERVER = "server.json"  # what a service gave, and what was used of it
-NOTES = (STAGE, SECONDS, SERVER, LOCK)  # files that are about a stage and no result of it
+NOTES = (STAGE, SECONDS, SERVER, LOCK, POINTER)  # files that are about a stage and no result of it
 OLD = re.compile(r"([a-z]+)\.old-(\d+)")  # a stage that was set aside
 SPOILT = re.compile(r"\..+\.[0-9a-f]{8}\.tmp|part-\d{5,}\..+\.damaged(-\d+)?")
 
@@ -192,6 +194,9 @@ def file_digests(folder: Path) -> dict[str, str]:
         temporary = path.name.startswith(".") and path.name.endswith(".tmp")
         if path.is_file() and not (payload or temporary) and path.name not in NOTES:
             found[path.relative_to(folder).as_posix()] = digest_file(path)
+    place = place_of(folder)
+    if place.folder is None:
+        found = dict(sorted({**found, **json_digests(place)}.items()))
     return found
 
 

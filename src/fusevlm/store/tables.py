@@ -6,18 +6,21 @@ import csv
 import io
 import json
 import re
-from collections.abc import Mapping, Sequence
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from fusevlm.checks import extra
 from fusevlm.errors import ArtefactError
-from fusevlm.store.declared import need_columns
-from fusevlm.store.files import AnyPath, read_regular, save
+from fusevlm.store.declared import OTHERS, need_columns
+from fusevlm.store.files import AnyPath, open_regular, read_regular, save, writing
 
 FORMULA = ("=", "+", "-", "@", "\t", "\r")  # begins what a spreadsheet would run
 NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
 MOST_CELL = 50_000_000  # characters of a CSV cell
+GROUP = 2048  # rows of a table that are written and read together
 
 
 def parquet_bytes(columns: Mapping[str, Any]) -> bytes:
@@ -62,6 +65,152 @@ def read_parquet(
     return found
 
 
+class TableWriter:
+    """Writes a Parquet file block by block, few rows in memory; it is there when it is closed.
+
+    ``types`` are Arrow's types of the columns by name, as text. A file of at most :data:`GROUP`
+    rows has the bytes of :func:`save_parquet`, whatever the types.
+    """
+
+    def __init__(self, path: AnyPath, types: Mapping[str, str]) -> None:
+        self.path, self.types = Path(path), dict(types)
+        self._waiting: list[Mapping[str, Any]] = []
+        self._size = 0  # rows of them
+        self._open = ExitStack()
+        self._writer: Any = None
+
+    def __enter__(self) -> TableWriter:
+        return self
+
+    def write(self, block: Mapping[str, Any]) -> None:
+        """Add rows."""
+        self._waiting.append(block)
+        self._size += len(next(iter(block.values())))
+        if self._size > GROUP:
+            self._flush()
+
+    def _flush(self) -> None:
+        """Write the rows that wait."""
+        arrow = extra("pyarrow", "writing a table", "frames")
+        schema = self._schema()
+        if self._writer is None:
+            parquet = extra("pyarrow.parquet", "writing a table", "frames")
+            stream = self._open.enter_context(writing(self.path))
+            self._writer = self._open.enter_context(parquet.ParquetWriter(stream, schema))
+        found = [arrow.table(dict(block)).cast(schema) for block in self._waiting]
+        self._writer.write_table(arrow.concat_tables(found).combine_chunks())
+        self._waiting, self._size = [], 0
+
+    def _schema(self) -> Any:
+        arrow = extra("pyarrow", "writing a table", "frames")
+        listed = {name: kind.removeprefix("list ") for name, kind in self.types.items()}
+        types = {name: arrow.type_for_alias(kind) for name, kind in listed.items()}
+        return arrow.schema(
+            [
+                (name, arrow.list_(own) if self.types[name].startswith("list ") else own)
+                for name, own in types.items()
+            ]
+        )
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        if kind is None and self._waiting:
+            if self._writer is None:
+                save_parquet(self.path, _joined(self._waiting))
+            else:
+                self._flush()
+        self._open.__exit__(kind, error, trace)
+
+
+def _joined(blocks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The columns of blocks one after the other."""
+    return {name: [value for block in blocks for value in block[name]] for name in blocks[0]}
+
+
+class StoredTable:
+    """A Parquet file of our own, read some rows at a time; one group of rows is kept in memory.
+
+    ``columns`` are those that there must be, and what their cells are, as in :func:`read_parquet`.
+    """
+
+    def __init__(
+        self, path: AnyPath, cure: str = "", *, columns: Mapping[str, Any] | None = None
+    ) -> None:
+        self.path, self.cure, self._kinds = Path(path), cure, columns or {}
+        parquet = extra("pyarrow.parquet", "reading a table", "frames")
+        arrow = extra("pyarrow", "reading a table", "frames")
+        self._errors = (OSError, ArtefactError, arrow.ArrowException, ValueError, OverflowError)
+        stream = self._tried(lambda: open_regular(path))
+        weakref.finalize(self, stream.close)
+        self._file = self._tried(lambda: parquet.ParquetFile(stream))
+        facts = self._file.metadata
+        self.names: list[str] = list(self._file.schema_arrow.names)
+        self._tried(lambda: self._checked(self._file.schema_arrow.empty_table()))
+        self._starts = [0]
+        for group in range(facts.num_row_groups):
+            self._starts.append(self._starts[-1] + facts.row_group(group).num_rows)
+        self._kept: tuple[tuple[int, tuple[str, ...]], Any] = ((-1, ()), None)
+
+    def __len__(self) -> int:
+        return self._starts[-1]
+
+    def rows(
+        self, start: int, stop: int, columns: Sequence[str] | None = None
+    ) -> dict[str, list[Any]]:
+        """The columns (some of them) of the rows from ``start`` to ``stop``."""
+        names = self.names if columns is None else [n for n in columns if n in self.names]
+        found: dict[str, list[Any]] = {name: [] for name in names}
+        for group, (first, end) in enumerate(zip(self._starts, self._starts[1:], strict=False)):
+            low, high = max(start, first), min(stop, end)
+            if low < high:
+                part = self._group(group, tuple(names)).slice(low - first, high - low)
+                for name in names:
+                    found[name] += part.column(name).to_pylist()
+        return found
+
+    def take(self, places: Sequence[int], columns: Sequence[str] | None = None) -> dict[str, Any]:
+        """The columns (some of them) of the rows in these places, which rise."""
+        found: dict[str, list[Any]] = {}
+        for first, end in zip(self._starts, self._starts[1:], strict=False):
+            own = [place - first for place in places if first <= place < end]
+            if own:
+                for name, values in self.rows(first, end, columns).items():
+                    found.setdefault(name, []).extend(values[k] for k in own)
+        return found
+
+    def column(self, name: str) -> Any:
+        """One column as an array of numbers; what is no number is NaN."""
+        whole = self._tried(lambda: self._checked(self._file.read([name]), [name])).column(0)
+        return whole.to_numpy(zero_copy_only=False)
+
+    def blocks(self, size: int, columns: Sequence[str] | None = None) -> Iterator[dict[str, Any]]:
+        """All rows, so many at a time."""
+        for start in range(0, len(self), size):
+            yield self.rows(start, start + size, columns)
+
+    def _group(self, number: int, names: tuple[str, ...]) -> Any:
+        if self._kept[0] != (number, names):
+            read = self._file.read_row_group
+            found = self._tried(lambda: self._checked(read(number, columns=list(names)), names))
+            self._kept = ((number, names), found)
+        return self._kept[1]
+
+    def _checked(self, table: Any, names: Sequence[str] | None = None) -> Any:
+        """A table whose columns (some of them) are what was declared."""
+        kinds = self._kinds
+        if names is not None:
+            kinds = {n: kind for n, kind in kinds.items() if n in names or n.startswith(OTHERS)}
+        need_columns(table, kinds, "it")
+        return table
+
+    def _tried(self, read: Callable[[], Any]) -> Any:
+        try:
+            return read()
+        except self._errors as error:
+            said = str(error).split("\n")[0].rstrip(".")
+            text = f"{self.path} is missing or damaged: {said}. {self.cure}".strip()
+            raise ArtefactError(text) from error
+
+
 def csv_bytes(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> bytes:
     """A CSV file; None is an empty cell, and a text that a spreadsheet would run is not run."""
     text = io.StringIO()
@@ -99,46 +248,92 @@ def read_table(path: AnyPath) -> dict[str, list[Any]]:
         if not any(found.values()):
             raise ArtefactError(f"{source} holds no rows.")
         return found
-    if source.suffix not in READERS:
-        raise ArtefactError(
-            f"{source} has an unknown ending; expected .csv, .jsonl or .parquet. Convert it."
-        )
-    try:
-        text = read_regular(source).decode("utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ArtefactError(f"cannot read {source}: {error}.") from error
-    rows = READERS[source.suffix](text, source)
-    if not rows:
-        raise ArtefactError(f"{source} holds no rows.")
-    names = dict.fromkeys(name for row in rows for name in row)
-    return {name: [row.get(name) for row in rows] for name in names}
+    table = UserTable(path)
+    found = {name: [] for name in table.names}
+    for row in table:
+        for name, column in found.items():
+            column.append(row[name])
+    return found
 
 
-def _csv_rows(text: str, source: Path) -> list[dict[str, Any]]:
+class UserTable:
+    """The same file row by row, as often as one likes; it is looked through once when opened."""
+
+    def __init__(self, path: AnyPath) -> None:
+        self.path = Path(path)
+        if self.path.suffix == ".parquet":
+            self._stored = StoredTable(self.path)
+            self.names, self._size = self._stored.names, len(self._stored)
+        elif self.path.suffix in READERS:
+            self.names, self._size = self._looked_through()
+        else:
+            raise ArtefactError(
+                f"{self.path} has an unknown ending; expected .csv, .jsonl or .parquet. Convert it."
+            )
+        if not self._size:
+            raise ArtefactError(f"{self.path} holds no rows.")
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        if self.path.suffix == ".parquet":
+            for block in self._stored.blocks(GROUP):
+                for values in zip(*block.values(), strict=True):
+                    yield dict(zip(block, values, strict=True))
+            return
+        for row in self._rows():
+            yield {name: row.get(name) for name in self.names}
+
+    def _looked_through(self) -> tuple[list[str], int]:
+        names: dict[str, None] = {}
+        size = 0
+        for row in self._rows():
+            names |= dict.fromkeys(row)
+            size += 1
+        return list(names), size
+
+    def _rows(self) -> Iterator[dict[str, Any]]:
+        try:
+            with open_regular(self.path) as stream:
+                yield from READERS[self.path.suffix](stream, self.path)
+        except (OSError, UnicodeDecodeError) as error:
+            raise ArtefactError(f"cannot read {self.path}: {error}.") from error
+
+
+def _csv_rows(stream: BinaryIO, source: Path) -> Iterator[dict[str, Any]]:
     """Rows of a CSV file with a header; a line break inside quotes is part of its cell."""
     csv.field_size_limit(MOST_CELL)
-    lines = csv.reader(io.StringIO(text, newline=""), strict=True)
+    with io.TextIOWrapper(stream, encoding="utf-8-sig", newline="") as text:
+        lines = csv.reader(text, strict=True)
+        rows = enumerate(_cells(lines, source), 1)
+        header: list[str] = next((row for _, row in rows), [])
+        if len(set(header)) < len(header):
+            twice = next(name for name in header if header.count(name) > 1)
+            raise ArtefactError(f"{source} has two columns {twice!r}. Rename one.")
+        for number, row in rows:
+            if len(row) > len(header):
+                raise ArtefactError(
+                    f"{source}, row {number} has {len(row)} cells for {len(header)} columns. Put "
+                    f"cells with commas in quotes."
+                )
+            yield dict(zip(header, row, strict=False))
+
+
+def _cells(lines: Any, source: Path) -> Iterator[list[str]]:
+    """The rows of a CSV file that hold anything."""
     try:
-        rows = [row for row in lines if row]
+        yield from (row for row in lines if row)
     except csv.Error as error:
         raise ArtefactError(f"{source}, line {lines.line_num}: {error}.") from error
-    header = rows[0] if rows else []
-    if len(set(header)) < len(header):
-        twice = next(name for name in header if header.count(name) > 1)
-        raise ArtefactError(f"{source} has two columns {twice!r}. Rename one.")
-    for number, row in enumerate(rows[1:], 2):
-        if len(row) > len(header):
-            raise ArtefactError(
-                f"{source}, row {number} has {len(row)} cells for {len(header)} columns. Put cells "
-                f"with commas in quotes."
-            )
-    return [dict(zip(header, row, strict=False)) for row in rows[1:]]
 
 
-def _json_rows(text: str, source: Path) -> list[dict[str, Any]]:
+def _json_rows(stream: BinaryIO, source: Path) -> Iterator[dict[str, Any]]:
     # other marks that end a line (U+2028, form feed) may stand inside a string
-    lines = enumerate(text.split("\n"), 1)
-    return [_json_row(line, source, i) for i, line in lines if line.strip()]
+    with io.TextIOWrapper(stream, encoding="utf-8-sig", newline="\n") as text:
+        for number, line in enumerate(text, 1):
+            if line.strip():
+                yield _json_row(line.removesuffix("\n"), source, number)
 
 
 def _json_row(line: str, source: Path, number: int) -> dict[str, Any]:

@@ -1,0 +1,276 @@
+"""Hidden states reduced where they are made, so that what is stored does not grow with d·n.
+
+Of a test query are kept: the n×n Gram matrix of its samples' states under every whitening that a
+method of the config will have, those that baselines read, the judged answer's state and that of the
+prompt. Calibration queries keep all their states: whitenings are fitted on them, here as in the
+stage calibrate, by the same function on the same queries, so that the figures of a run are those
+of one that keeps everything. A Gram says by which whitening it was made; one of another is refused.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, overload
+
+import numpy as np
+
+from fusevlm import store
+from fusevlm.checks import BoolArray, IntArray
+from fusevlm.data.correctness import is_wrong
+from fusevlm.errors import ArtefactError, FuseError, InputError
+from fusevlm.fuse.estimator import CLASSES, divide
+from fusevlm.fuse.evidence import fit_whitener, response_rows
+from fusevlm.fuse.presets import Options, resolve
+from fusevlm.fuse.vector import MIN_PER_CLASS
+from fusevlm.maths.whitening import Whitener
+from fusevlm.pipeline.data import Asked
+from fusevlm.pipeline.methods import find_method, forms_of
+from fusevlm.pipeline.rounds import tiers_of
+from fusevlm.scores.states import FORMS, gram_name, state_gram
+from fusevlm.settings import Config
+from fusevlm.store.generations import KIND, Reduced, Wish, generations_between
+from fusevlm.store.parts import Stored
+from fusevlm.types import Generation, Samples
+
+FULL, REDUCED, AUTO = "full", "reduced", "auto"
+MOST_FULL = 20_000  # queries up to which all states are kept, if nothing is asked for
+FOLDER, FILE, STORED, VERSION = "whitening", "whitening.json", "fusevlm.whitening", 1
+MARK = "reduced.json"  # in the stage's folder: what was decided when it was begun
+EMBEDDINGS = "embeddings"  # what scores call the states of score.layer
+
+
+@dataclass(frozen=True)
+class Whitening:
+    """A whitening, and what is done to states before it."""
+
+    options: Options
+    whitener: Whitener
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """How states are reduced: layers, whitenings, and on which calibration queries they rest."""
+
+    layer: str  # of the evidence
+    prompt: str  # of the prompt's state
+    layers: tuple[str, ...]  # all that are kept of calibration queries
+    whitenings: tuple[Whitening, ...]
+    known: str  # digest of the ids of the calibration queries
+
+    def __call__(self, g: Generation) -> Reduced:
+        """What is kept of a generation, whose states are in the precision they are stored in."""
+        states = {EMBEDDINGS: g.layers[self.layer]} if self.layer in g.layers else {}
+        states |= {name: values for name, values in g.layers.items() if name == "middle"}
+        d = int(next(iter(g.layers.values())).shape[1])
+        grams: dict[str, Any] = {}
+        for name, unit, centred in FORMS:
+            if name in states:
+                try:
+                    own, _ = state_gram(states[name], name, unit, centred)
+                except InputError:  # such as a state of zeros; its score will say so
+                    continue
+                grams[gram_name(name, unit, centred)] = own
+        if EMBEDDINGS in states and g.samples is not None:
+            said = Samples(g.samples.texts, embeddings=states[EMBEDDINGS], answer="")
+            for one in self.whitenings:
+                try:
+                    rows = response_rows(said, one.options)
+                except InputError:
+                    continue
+                grams[one.whitener.fingerprint] = one.whitener.gram(rows)
+        answers = {k: v for k, v in g.answer_layers.items() if k == self.layer}
+        prompts = {k: v for k, v in g.prompt_layers.items() if k == self.prompt}
+        return Reduced(grams, answers, prompts, d)
+
+    def save(self, folder: Path) -> None:
+        """Write it into the folder of the stage."""
+        store.save_object(folder / FOLDER, FILE, STORED, VERSION, self)
+
+
+def load_reduction(folder: Path) -> Reduction | None:
+    """What :meth:`Reduction.save` wrote; None where nothing was."""
+    if not (folder / FOLDER / FILE).is_file():
+        return None
+    classes = {**CLASSES, "Reduction": Reduction, "Whitening": Whitening}
+    found: Reduction = store.load_object(folder / FOLDER, FILE, STORED, VERSION, classes, {})
+    return found
+
+
+def decide(config: Config, folder: Path, asked: Asked) -> bool:
+    """Whether states are reduced; decided when the stage is begun, and kept to."""
+    if (folder / MARK).is_file():
+        return True
+    if any(folder.glob("part-*.json")) or config.sample.gram:
+        return False
+    wanted, known = config.sample.states, asked.n_calibration
+    if wanted == AUTO:
+        wanted = REDUCED if len(asked) > MOST_FULL and 0 < known < len(asked) else FULL
+    if wanted == FULL or known == len(asked):
+        return False
+    if not known:
+        raise InputError(
+            "sample.states is 'reduced': states are whitened by those of calibration queries, and "
+            "there are none. Name data.calibration, a fit in sample.gram, or keep 'full' states."
+        )
+    store.save_json(folder / MARK, {"states": REDUCED, "calibration": known})
+    return True
+
+
+class KnownSamples(Sequence[Samples]):
+    """Samples of some calibration queries with their states; read when they are looked at."""
+
+    def __init__(self, stored: Stored, layer: str, rows: Sequence[int], first: int | None) -> None:
+        self.stored, self.wish = stored, Wish(layer=layer)
+        self.places, self.first = list(rows), first
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    def __iter__(self) -> Iterator[Samples]:
+        wanted = set(self.places)
+        stop = max(self.places, default=-1) + 1
+        stored = generations_between(self.stored, 0, stop, self.wish)
+        return (self._cut(g) for row, g in enumerate(stored) if row in wanted)
+
+    @overload
+    def __getitem__(self, index: int) -> Samples: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[Samples]: ...
+
+    def __getitem__(self, index: int | slice) -> Samples | list[Samples]:
+        if isinstance(index, slice):
+            return [self[k] for k in range(len(self))[index]]
+        row = self.places[index]
+        (found,) = generations_between(self.stored, row, row + 1, self.wish)
+        return self._cut(found)
+
+    def _cut(self, found: Generation) -> Samples:
+        assert found.samples is not None
+        return found.samples if self.first is None else found.samples.first(self.first)
+
+
+@dataclass(frozen=True, eq=False)
+class Known:
+    """The calibration queries that were answered: rows, units and labels."""
+
+    rows: list[int]
+    ids: list[str]
+    units: list[str]
+    wrong: BoolArray | None
+    n_samples: int  # the fewest of any
+
+    @property
+    def digest(self) -> str:
+        return hashlib.sha256("\0".join(self.ids).encode()).hexdigest()[:16]
+
+    def few(self, rows: IntArray) -> bool:
+        """Whether the labels of some rows are too few to set weights by."""
+        if self.wrong is None:
+            return True
+        wrong = self.wrong[rows]
+        return bool(min(int(wrong.sum()), int((~wrong).sum())) < MIN_PER_CLASS)
+
+
+def read_known(stored: Stored, asked: Asked, criterion: str) -> Known:
+    """The calibration queries of a run whose test queries may not have been asked yet."""
+    queries = asked[: asked.n_calibration]
+    rows, wrong, counts = [], [], []
+    for row, g in enumerate(generations_between(stored, 0, len(queries))):
+        if g.samples is not None:
+            rows.append(row)
+            counts.append(len(g.samples))
+            right = queries[row].references
+            wrong.append(is_wrong(g.samples.answer or "", right, criterion) if right else None)
+    if not rows:
+        raise ArtefactError(
+            "no calibration query was answered, and states are whitened by theirs. See the reasons "
+            "in the stage sample, mend them, and give the same command again."
+        )
+    labels = None if None in wrong else np.array(wrong, dtype=np.bool_)
+    units = [str(queries[row].metadata["unit"]) for row in rows]
+    return Known(rows, [queries[row].id for row in rows], units, labels, min(counts))
+
+
+def fit_reduction(folder: Path, asked: Asked, config: Config) -> Reduction | None:
+    """The reduction of a run from its calibration queries; None of a model without states."""
+    stored, layer = Stored(folder, KIND), config.score.layer
+    known = read_known(stored, asked, config.score.criterion)
+    (first,) = generations_between(stored, known.rows[0], known.rows[0] + 1, Wish(layer=layer))
+    assert first.samples is not None
+    if first.samples.embeddings is None:
+        return None
+    d = int(first.samples.embeddings.shape[1])
+    found: dict[str, Whitening] = {}
+    for options, rows, n in wanted_whitenings(config, known, d):
+        samples = KnownSamples(stored, layer, [known.rows[k] for k in rows], n)
+        try:
+            whitener = fit_whitener(samples, options)
+        except FuseError:  # the method will say it when it is fitted
+            continue
+        found.setdefault(whitener.fingerprint, Whitening(options, whitener))
+    return Reduction(
+        layer,
+        config.sample.prompt_layer,
+        config.sample.layers,
+        tuple(found.values()),
+        known.digest,
+    )
+
+
+def wanted_whitenings(
+    config: Config, known: Known, d: int
+) -> Iterator[tuple[Options, IntArray, int | None]]:
+    """Options, calibration queries and number of samples of each whitening that will be fitted.
+
+    Of a form that keeps queries apart, those it learns on; of labels that are too few to set
+    weights by, all. In rounds each tier has its own.
+    """
+    settings, every = config.calibrate, np.arange(len(known.rows))
+    asked: list[tuple[Options, IntArray, int | None]] = []
+    for name in settings.names():
+        try:
+            method = find_method(name, settings)
+            own = method.layer or config.score.layer
+            fuses = forms_of(method, settings, d) if method.preset else []
+        except InputError:  # refused by name before any stage begins
+            continue
+        for fuse in fuses if own == config.score.layer else ():
+            tune, apart = divide(known.units, fuse.options.threshold_share, fuse.options.seed)
+            asked.append((fuse.options, tune, None))
+            if len(apart) and known.few(tune):
+                asked.append((fuse.options, every, None))
+    if config.rounds.use:
+        given = {"seed": settings.seed, "threshold_share": settings.threshold_share}
+        options = resolve("practical", given)
+        tune, _ = divide(known.units, options.threshold_share, options.seed)
+        rows = every if known.few(tune) else tune
+        tiers = [tier.samples for tier in tiers_of(config, known.n_samples) if tier.samples]
+        asked += [(options, rows, n) for n in tiers]
+    seen: set[tuple[Any, ...]] = set()
+    for options, rows, n in asked:
+        key = (*_shape(options), rows.tobytes(), None if n == known.n_samples else n)
+        if key not in seen:
+            seen.add(key)
+            yield options, rows, n
+
+
+def _shape(options: Options) -> tuple[Any, ...]:
+    """What of the options a whitening depends on."""
+    return (
+        options.normalize == "before", options.center, options.whitening, options.rank,
+        options.shrinkage, options.counted_in,
+    )  # fmt: skip
+
+
+def check_known(reduction: Reduction, folder: Path, asked: Asked, config: Config) -> None:
+    """Refuse a stage whose calibration queries are others than those of the whitening."""
+    known = read_known(Stored(folder, KIND), asked, config.score.criterion)
+    if known.digest != reduction.known:
+        raise ArtefactError(
+            "calibration queries that had failed were answered since the test queries' states were "
+            "reduced: these rest on a whitening without them. Sample again: --redo sample."
+        )

@@ -1,0 +1,312 @@
+"""Parts made by workers: the same bytes, once each; and what a cluster must be like."""
+
+import json
+from dataclasses import replace
+
+import pytest
+from tests.pipeline.synthetic_runs import config_of, differing, write_tables
+
+from fusevlm.config import as_tree
+from fusevlm.errors import InputError
+from fusevlm.models.budget import BudgetError, Meter
+from fusevlm.pipeline.cluster import fitness
+from fusevlm.pipeline.cluster.engine import _told
+from fusevlm.pipeline.cluster.fitness import Machine, Resources, Wish, shares
+from fusevlm.pipeline.cluster.ledger import MOST_ATTEMPTS, Ledger, shared_by
+from fusevlm.pipeline.cluster.worker import Task, Worker
+from fusevlm.pipeline.data import read_asked
+from fusevlm.pipeline.run import run_stages
+from fusevlm.settings import ServerConfig
+from fusevlm.store.generations import read_generations
+from fusevlm.store.parts import Parts, read_note, write_part
+
+
+def calling(ledger):
+    """The ledger without an actor around it."""
+    return lambda name, *given: getattr(ledger, name)(*given)
+
+
+class Elsewhere:
+    """An engine with two workers that take turns, here and without Ray."""
+
+    here = False
+
+    def __init__(self, order=lambda pieces: pieces, workers=2):
+        self.order, self.n, self.answers = order, workers, []
+
+    def fill(self, job, work):
+        pieces = job.pieces()
+        ledger = Ledger({})
+        size = job.parts.size or job.size
+        task = Task(job.stage, str(work.run), as_tree(work.config), job.parts.kind, size)
+        workers = [Worker(vars(task), calling(ledger)) for _ in range(self.n)]
+        for k, piece in enumerate(self.order(pieces)):
+            answer = json.loads(workers[k % self.n].make(json.dumps(_told(piece, job))))
+            self.answers.append((job.stage, answer))
+            if "error" in answer:
+                raise InputError(answer["error"])
+            job.parts.note(answer["index"])
+            job.noted(answer["index"], answer["told"])
+        job.parts.tidy()
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    """Tables, and a run that this process made alone."""
+    home = tmp_path_factory.mktemp("cluster")
+    write_tables(home)
+    run_stages(home / "alone", config_of(home), to="score")
+    return home
+
+
+@pytest.mark.parametrize("order", [list, reversed], ids=["in order", "backwards"])
+def test_workers_make_the_bytes_of_one_process(home, tmp_path, order):
+    engine = Elsewhere(lambda pieces: list(order(pieces)), workers=3)
+    run_stages(tmp_path / "run", config_of(home), to="score", engine=engine)
+    assert differing(home / "alone", tmp_path / "run") == []
+    assert {stage for stage, _ in engine.answers} == {"sample", "embed", "semantics", "score"}
+    pids = {answer["pid"] for _, answer in engine.answers}
+    assert len(pids) == 1  # it was this process after all
+
+
+def test_begun_here_continued_elsewhere_finished_here(home, tmp_path):
+    """Interrupted in the middle of the sampling, twice."""
+    run, config = tmp_path / "run", config_of(home)
+
+    class Stops(Exception):
+        pass
+
+    def after(n):
+        def progress(stage):
+            def show(done, total, note=""):
+                if stage == "sample" and done >= n:
+                    raise Stops
+
+            return show
+
+        return progress
+
+    with pytest.raises(Stops):
+        run_stages(run, config, progress=after(30))
+    begun = len(list((run / "sample").glob("part-*.json")))
+    assert 0 < begun < 17
+
+    class Half(Elsewhere):
+        def fill(self, job, work):
+            super().fill(replace(job, until=80) if job.stage == "sample" else job, work)
+            if job.stage == "sample":
+                raise Stops
+
+    with pytest.raises(Stops):
+        run_stages(run, config, engine=Half())
+    further = len(list((run / "sample").glob("part-*.json")))
+    assert begun < further < 17
+    run_stages(run, config, to="score")
+    assert differing(home / "alone", run) == []
+
+
+def test_states_reduced_by_workers_are_those_of_one_process(home, tmp_path):
+    config = config_of(home, sample={"states": "reduced"})
+    run_stages(tmp_path / "one", config, to="score")
+    engine = Elsewhere(lambda pieces: list(reversed(pieces)))
+    run_stages(tmp_path / "two", config, to="score", engine=engine)
+    assert differing(tmp_path / "one", tmp_path / "two") == []
+
+
+def worker_of(home, run, ledger, stage="sample"):
+    config = config_of(home)
+    run_stages(run, config, only="data")
+    (run / stage).mkdir(exist_ok=True)
+    task = Task(stage, str(run), as_tree(config), "fusevlm.generations", 8)
+    return Worker(vars(task), calling(ledger))
+
+
+PIECE = {"index": 2, "start": 16, "stop": 24, "places": None, "version": None, "n_items": 8}
+
+
+def test_a_part_that_a_dead_worker_finished_is_not_made_again(home, tmp_path):
+    run, ledger = tmp_path / "run", Ledger({})
+    worker = worker_of(home, run, ledger)
+    first = json.loads(worker.make(json.dumps(PIECE)))
+    assert (first["index"], first["items"]) == (2, 8)
+    whole = {p.name: (p.read_bytes(), p.stat().st_mtime_ns) for p in (run / "sample").iterdir()}
+    again = json.loads(worker_of(home, run, ledger).make(json.dumps(PIECE)))
+    assert again["index"] == 2
+    assert whole == {p.name: (p.read_bytes(), p.stat().st_mtime_ns)
+                     for p in (run / "sample").iterdir()}  # fmt: skip
+    ids = [query.id for query in read_asked(run)]
+    assert [g.query_id for g in read_generations(run / "sample")] == ids[16:24]
+
+
+def test_a_part_that_was_half_written_is_made_again(home, tmp_path):
+    run, ledger = tmp_path / "run", Ledger({})
+    worker = worker_of(home, run, ledger)
+    ledger.begin(2)  # by a worker that died with half a part on disk
+    (run / "sample" / "part-00002.parquet").write_bytes(b"half")
+    assert "error" not in json.loads(worker.make(json.dumps(PIECE)))
+    assert len(list(read_generations(run / "sample"))) == 8
+
+
+def test_rows_that_are_tried_again_are_merged_once(home, tmp_path):
+    """The version of the part tells whether the worker that died had written it."""
+    run, ledger = tmp_path / "run", Ledger({})
+    worker = worker_of(home, run, ledger)
+    worker.make(json.dumps(PIECE))
+    parts = Parts(run / "sample", "fusevlm.generations")
+    old = parts.read(2)
+    rows = {**old.rows, "error": ["torn" if k == 3 else None for k in range(8)]}
+    write_part(parts.place, parts.kind, 2, replace(old, rows=rows))
+    retry = {**PIECE, "places": [3], "version": 1, "n_items": 1}
+    for _ in range(2):
+        assert "error" not in json.loads(worker.make(json.dumps(retry)))
+        assert read_note(parts.place, parts.kind, 2)["version"] == 2
+    assert [g.error for g in read_generations(run / "sample")] == [None] * 8
+
+
+def test_a_piece_whose_workers_keep_dying_is_given_up(home, tmp_path):
+    ledger = Ledger({})
+    worker = worker_of(home, tmp_path / "run", ledger)
+    for _ in range(MOST_ATTEMPTS):
+        ledger.begin(2)
+    answer = json.loads(worker.make(json.dumps(PIECE)))
+    assert "part 2 of sample was begun 4 times, and each time its worker died" in answer["error"]
+
+
+def test_what_stops_a_stage_is_told_in_its_own_words(home, tmp_path):
+    config = config_of(home, sample={"model": "synthetic:d=1"})
+    run_stages(tmp_path / "run", config, only="data")
+    with pytest.raises(InputError, match="synthetic: d is 1; expected"):
+        run_stages(tmp_path / "run", config, to="sample", engine=Elsewhere())
+
+
+# ---------------------------------------------------------------------------------------- budgets
+
+
+def test_a_shared_budget_is_one_budget():
+    """Two workers against one meter: the same promises are kept and refused as by one of them."""
+    limits = {"max_calls": 5, "price_prompt": 1.0, "price_answer": 2.0}
+    ledger, alone = Ledger(limits), Meter(ServerConfig(**limits))
+    one, two = (shared_by(calling(ledger)).meter for _ in range(2))
+    first, second = one.promise(2, 2, 10), two.promise(2, 2, 10)
+    mine = [alone.promise(2, 2, 10) for _ in range(2)]
+    for meter in (one, two, alone):
+        with pytest.raises(BudgetError, match="max_calls = 5 is used up: 0 used, 4 kept"):
+            meter.promise(2, 1, 1)
+    one.send(first)
+    one.count(first, 7, 3)
+    alone.send(mine[0])
+    alone.count(mine[0], 7, 3)
+    two.withdraw(second)
+    alone.withdraw(mine[1])
+    assert (two.calls, two.prompt, two.answer) == (alone.calls, alone.prompt, alone.answer)
+    assert two.cost == alone.cost > 0
+    assert two.refusal == alone.refusal
+    two.promise(2, 1, 1)
+    one.withdraw(first)
+    one.withdraw(first)  # twice is once
+
+
+def test_what_was_used_before_counts_for_all_workers():
+    before = {"calls": 4, "prompt_tokens": 10, "answer_tokens": 2}
+    shared = shared_by(calling(Ledger({"max_calls": 5}, before)))
+    assert shared.meter.calls == 4
+    with pytest.raises(BudgetError):
+        shared.meter.promise(2, 1, 1)
+
+
+def test_a_shared_pace_makes_workers_wait_for_each_other():
+    ledger = Ledger({"per_minute": 60})
+    one, two = (shared_by(calling(ledger)).pace for _ in range(2))
+    assert one.turn() == 0.0
+    assert two.turn() == pytest.approx(1.0, abs=0.2)
+    one.hold(10.0)
+    assert two.turn() == pytest.approx(10.0, abs=0.3)
+
+
+# ---------------------------------------------------------------------------------------- fitness
+
+
+def test_one_cpu_is_refused():
+    with pytest.raises(InputError, match=r"has 1 CPU: a worker would hold it and wait for ever"):
+        shares(Resources(1.0), Wish(), False, 10)
+
+
+@pytest.mark.parametrize(
+    ("cpus", "wish", "pieces", "expected"),
+    [
+        (2, Wish(), 10, (2, 0.5)),  # one CPU is left for what brings pieces
+        (2, Wish(workers=1), 10, (1, 1.0)),
+        (3, Wish(workers=2), 10, (2, 1.0)),
+        (8, Wish(), 3, (3, 1.0)),
+        (64, Wish(workers=63), 1000, (63, 1.0)),
+        (64, Wish(workers=100), 1000, (100, 0.63)),
+    ],
+)
+def test_workers_leave_a_cpu_for_their_pieces(cpus, wish, pieces, expected):
+    found = shares(Resources(float(cpus)), wish, False, pieces)
+    assert (found.workers, found.cpus) == expected
+    assert found.workers * found.cpus <= cpus - 1
+
+
+def test_workers_that_leave_nothing_are_refused():
+    with pytest.raises(InputError, match="leave none of the 4 CPUs"):
+        shares(Resources(4.0), Wish(workers=4, cpus=1.0), False, 10)
+
+
+def test_a_worker_on_a_gpu_holds_one():
+    found = shares(Resources(16.0, 4.0), Wish(), True, 100)
+    assert (found.workers, found.gpus) == (4, 1.0)
+    assert shares(Resources(16.0, 4.0), Wish(gpus=0.5), True, 100).workers == 8
+    with pytest.raises(InputError, match="want 1 GPU for a worker, and the cluster has 0"):
+        shares(Resources(16.0), Wish(), True, 100)
+    with pytest.raises(InputError, match="Ask for 4"):
+        shares(Resources(16.0, 4.0), Wish(workers=5), True, 100)
+
+
+def test_which_stages_hold_a_gpu(home):
+    config = config_of(home, sample={"device": "cuda"}, semantics={"rephrase": "templates"})
+    assert fitness.needs_gpu("sample", config, 1)
+    assert fitness.needs_gpu("semantics", config, 1)  # the model is asked again
+    assert not fitness.needs_gpu("score", config, 1)
+    assert not fitness.needs_gpu("embed", config, 1)
+    vllm = config_of(home, sample={"model": "vllm:some/model"})
+    assert fitness.needs_gpu("sample", vllm, 2)
+    assert not fitness.needs_gpu("sample", vllm, 0)
+
+
+HERE = Machine("here", "3.11.9", {"numpy": "2.4.6", "torch": "2.13.0"}, "aaaa")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"python": "3.12.1"}, r"node there has Python 3.12.1, and here is 3.11.9"),
+        ({"packages": {"numpy": "2.0.0", "torch": "2.13.0"}}, "has numpy 2.0.0, and here is numpy"),
+        ({"packages": {"numpy": "2.4.6"}}, "has no torch, and here is torch 2.13.0"),
+        ({"source": "bbbb"}, "has another state of fusevlm"),
+        ({"source": ""}, "fusevlm is not installed on node there"),
+        ({"sees": False}, r"does not see the run folder /runs/x.*storage\.parts=s3"),
+    ],
+)
+def test_a_node_that_would_make_other_parts_is_refused(change, message):
+    there = replace(HERE, node="there")
+    fitness.refuse_other(HERE, [there], True, "/runs/x")
+    with pytest.raises(InputError, match=message):
+        fitness.refuse_other(HERE, [there, replace(there, **change)], True, "/runs/x")
+
+
+def test_a_folder_that_is_not_shared_is_no_matter_with_a_bucket():
+    fitness.refuse_other(HERE, [replace(HERE, sees=False)], False, "/runs/x")
+
+
+def test_no_key_is_passed_on_to_workers():
+    given = {"FUSEVLM_API_KEY": "secret", "OPENAI_API_KEY": "secret", "OMP_NUM_THREADS": "3",
+             "AWS_SECRET_ACCESS_KEY": "secret", "ONEDNN_MAX_CPU_ISA": "x"}  # fmt: skip
+    found = fitness.passed_on(given)
+    assert found == {"OMP_NUM_THREADS": "3", "ONEDNN_MAX_CPU_ISA": "x"}
+    assert fitness.passed_on({}) == {"OMP_NUM_THREADS": "1"}
+
+
+def test_builds_of_one_version_are_one_version(monkeypatch):
+    monkeypatch.setattr(fitness.metadata, "version", lambda name: "2.13.0+cu126")
+    assert set(fitness.versions().values()) == {"2.13.0"}
