@@ -275,8 +275,8 @@ def test_a_disk_that_is_too_small(tell, monkeypatch):
 
 
 def test_columns_of_the_embedded_queries(tell, tmp_path):
-    for change, message in (('evaluate.slices=["kind"]', "names the column 'kind'"),
-                            ("data.unit=kind", "the column 'kind', which query")):  # fmt: skip
+    for change, message in (('evaluate.slices=["kin"]', "names the column 'kin'"),
+                            ("data.unit=kin", "the column 'kin', which query")):  # fmt: skip
         valid, out, code, err = tell([*EMBEDDED, change])
         assert (valid, code) == (1, 1)
         assert message in out
