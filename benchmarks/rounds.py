@@ -46,6 +46,7 @@ RISKS, DELTA, N = (0.05, 0.1), 0.1, 20
 BUDGETS = (None, 0.0, 1.0, 2.0, 4.0, 8.0, 20.0)
 TIERS = usual_tiers(N, sizes=FEWER)
 FIXED, NONE = "practical, 20 samples", "practical, no sample"
+REACHED = "share that reaches each tier"
 SIZES = (0, 1, 2, 4, 8, 16, 20, 32, 50)  # samples whose seconds are told
 
 
@@ -82,9 +83,12 @@ def tokens(columns: Columns, samples: Floats) -> Floats:
 
 
 def judged(columns: Columns, seed: int, names: Sequence[str]) -> dict[str, Floats]:
-    """[risks, 3] of each method: coverage, tokens a query, and the errors among its answers."""
+    """[risks, 3] of each method: coverage, tokens a query, and the errors among its answers.
+
+    Beside them [risks, tiers]: the share of queries that reach each tier, as needed.
+    """
     known, rest = divided(columns, seed)
-    found: dict[str, list[tuple[float, float, float]]] = {}
+    found: dict[str, list[tuple[float, ...]]] = {}
 
     def note(name: str, answered: Floats, spent: float) -> None:
         wrong = float(rest.wrong[answered].mean()) if answered.any() else 0.0
@@ -97,6 +101,9 @@ def judged(columns: Columns, seed: int, names: Sequence[str]) -> dict[str, Float
         for budget in BUDGETS:
             one = rounds.decide(scored, risk=risk, delta=DELTA, samples=budget)
             note(named(budget), one.answer, float(tokens(rest, sizes[one.tier]).mean()))
+            if budget is None:
+                reached = tuple(float(np.mean(one.tier >= k)) for k in range(len(sizes)))
+                found.setdefault(REACHED, []).append(reached)
     whole = float(tokens(rest, np.full(len(rest), N)).mean())
     alone = float(tokens(rest, np.zeros(len(rest))).mean())
     forms: dict[str, tuple[Any, float]] = {
@@ -122,7 +129,7 @@ def embedded(seeds: Sequence[Columns], n_divisions: int, n_boot: int) -> str:
             for name, rows in judged(columns, d, names).items():
                 table.setdefault(name, []).append(rows)
     mean = {name: np.mean(rows, axis=0) for name, rows in table.items()}
-    full = mean[FIXED][0, 1]
+    reached, full = mean.pop(REACHED), mean[FIXED][0, 1]
     order = sorted(mean, key=lambda n: (n in names, -mean[n][0, 0] if n in names else 0))
     lines = [
         (
@@ -132,7 +139,12 @@ def embedded(seeds: Sequence[Columns], n_divisions: int, n_boot: int) -> str:
         for name in order
     ]  # fmt: skip
     head = ("", "certified at 5 %", "at 10 %", "observed at 5 %", "tokens", "fewer")
-    parts = [layout(head, lines)]
+    shares = [
+        (f"at {risk:.0%}", *(f"{share:.3f}" for share in reached[r]))
+        for r, risk in enumerate(RISKS)
+    ]
+    tiers = (f"{tier.samples} samples" for tier in TIERS)
+    parts = [layout(head, lines), layout((f"{named(None)}: {REACHED}", *tiers), shares)]
     if n_boot:
         parts.append(_intervals(seeds, n_boot))
     return "\n\n".join(parts)

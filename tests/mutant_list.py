@@ -326,7 +326,7 @@ MUTANTS = [
     Mutant("an answer that cannot be used is kept", "models/openai.py:_refuse_empty",
            "row == JUDGED and (not answer.text)", "False",
            "models/test_openai.py::test_what_cannot_be_used_is_asked_for_again"),
-    Mutant("the budget begins anew with each session", "models/openai.py:OpenAI.load",
+    Mutant("the budget begins anew with each session", "models/budget.py:count_before",
            "int(before['calls'])", "0",
            "models/test_openai.py::"
            "test_what_was_used_and_found_out_before_counts_in_the_next_session"),
@@ -478,15 +478,15 @@ MUTANTS = [
     Mutant("checksum of a part not compared", "store/parts.py:_checked",
            "digest(payload) != part['sha256'][ending]", "not payload",
            "store/test_parts.py::test_another_parts_file_is_refused"),
-    Mutant("a part's JSON written first", "store/parts.py:Parts.write",
+    Mutant("a part's JSON written first", "store/parts.py:write_part",
            "for ending, payload in payloads.items():\n"
-           "    save(_path(self.folder, part, ending), payload)\n"
-           "save_sealed(self.folder / f'{_stem(index)}.json', part)",
-           "save_sealed(self.folder / f'{_stem(index)}.json', part)\n"
+           "    place.save(_file(note, ending), payload)\n"
+           "place.save(f'{_stem(index)}.json', sealed_bytes(note))",
+           "place.save(f'{_stem(index)}.json', sealed_bytes(note))\n"
            "for ending, payload in payloads.items():\n"
-           "    save(_path(self.folder, part, ending), payload)",
+           "    place.save(_file(note, ending), payload)",
            "store/test_parts.py::test_a_part_counts_when_all_of_it_is_there"),
-    Mutant("a part written over itself", "store/parts.py:Parts.write",
+    Mutant("a part written over itself", "store/parts.py:write_part",
            "0 if before is None else _whole(before, 'version') + 1", "0",
            "store/test_parts.py::"
            "test_a_part_written_again_is_the_old_or_the_new_one_at_any_moment"),
@@ -522,8 +522,8 @@ MUTANTS = [
            "{name: arrays[f'{k}.{name}'] for name in asked if f'{k}.{name}' in arrays}",
            "{name: arrays[f'0.{name}'] for name in asked if f'{k}.{name}' in arrays}",
            "store/test_parts.py::test_states_are_halved_only_where_that_is_asked_for"),
-    Mutant("vectors of failed queries kept", "store/generations.py:_good_rows",
-           "arrays[own][good]", "arrays[own]",
+    Mutant("vectors of failed queries kept", "store/generations.py:_gathered",
+           "arrays[own][some][good]", "arrays[own][some]",
            "pipeline/test_embed.py::test_each_query_has_the_mean_of_its_own_images"),
     Mutant("half a stage read", "store/runs.py:require",
            "manifest is None or not manifest.complete", "manifest is None",
@@ -587,8 +587,9 @@ MUTANTS = [
     Mutant("two spellings of a path are two units", "data/units.py:_name",
            "os.path.normpath(image)", "str(image)",
            "data/test_units.py::test_queries_about_one_image_are_one_unit"),
-    Mutant("every query its own unit", "data/units.py:units_of",
-           "'|'.join(_name(image, q) for image in q.images) or f'{own}{q.id}'", "q.id",
+    Mutant("every query its own unit", "data/units.py:unit_of",
+           "'|'.join(_name(image, query) for image in query.images) or f'{own}{query.id}'",
+           "query.id",
            "data/test_units.py::test_queries_about_one_image_are_one_unit"),
     Mutant("queries that lack the column are one unit", "data/units.py:_value",
            "value is None or value != value", "False",
@@ -630,7 +631,7 @@ MUTANTS = [
     Mutant("redo leaves what rests on it", "pipeline/run.py:_redone",
            "[redo, *_after(redo)]", "[redo]",
            "pipeline/test_stages.py::test_a_run_is_what_a_fresh_one_would_be"),
-    Mutant("a refusal changes the config", "pipeline/run.py:run_stages",
+    Mutant("a refusal changes the config", "pipeline/run.py:check_run",
            "_refuse_stale(run, found, wanted, redo_command)",
            "runs.write_run(run, config)\n_refuse_stale(run, found, wanted, redo_command)",
            "pipeline/test_stages.py::test_a_run_is_what_a_fresh_one_would_be"),
@@ -708,7 +709,7 @@ MUTANTS = [
            "query.metadata['split'] != CALIBRATION", "False",
            "pipeline/test_score.py::test_samples_of_test_queries_are_not_judged"),
     Mutant("scores joined by place", "pipeline/table.py:Scored._joined",
-           "list(queries.ids) != table.pop('query_id')",
+           "not list(queries.ids) == table.pop('query_id') == judged['query_id']",
            "len(queries.ids) != len(table.pop('query_id'))",
            "pipeline/test_score.py::test_scores_of_other_queries_are_refused"),
     Mutant("fitted on test queries too", "pipeline/table.py:Scored.known",

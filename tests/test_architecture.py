@@ -5,6 +5,7 @@
 
 import ast
 import sys
+from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -42,8 +43,13 @@ def level(name):
     return next(i for i, rooms in enumerate(LEVELS) if name in rooms)
 
 
+@cache
 def imported(path):
     """Names imported anywhere in the file, also inside functions, not for type checkers alone."""
+    return list(_imported(path))
+
+
+def _imported(path):
     tree = ast.parse((ROOT / path).read_text())
     typing_only = {
         id(inner)
@@ -63,6 +69,7 @@ def imported(path):
                 yield node.module
 
 
+@cache
 def uses():
     """room: the rooms it imports from."""
     found = {name: set() for rooms in LEVELS for name in rooms}

@@ -106,8 +106,8 @@ def made_again(*args, **options):
 def test_a_second_run_compares_nothing_again(done, monkeypatch):
     bench, out, results = done
     for module, name in (
-        (calibrate, "make"), (evaluate, "make"), (bench_run, "over_samples"),
-        (bench_run, "over_criteria"),
+        (calibrate, "make"), (evaluate, "make"), (bench_run, "over_samples_of"),
+        (bench_run, "over_criteria_of"),
     ):  # fmt: skip
         monkeypatch.setattr(module, name, made_again)
     again = run_bench(bench, out)
@@ -125,7 +125,7 @@ def test_other_curves_are_drawn_again_and_the_table_is_not(done, monkeypatch):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(calibrate, "make", made_again)
-    monkeypatch.setattr(bench_run, "over_samples", noted)
+    monkeypatch.setattr(bench_run, "over_samples_of", noted)
     other = dataclasses.replace(bench, curves=dataclasses.replace(CURVES, samples=(3,)))
     with pytest.raises(KeyboardInterrupt):
         run_bench(other, out)
@@ -142,7 +142,7 @@ def test_curves_are_kept_as_long_as_all_they_rest_on_is_the_same(small, monkeypa
         drawn.append(place)
         return Curve(place, "samples", [str(len(drawn))], {"g_nll": [0.5]})
 
-    monkeypatch.setattr(bench_run, "over_samples", draw)
+    monkeypatch.setattr(bench_run, "over_samples_of", draw)
     wanted = Curves(samples=(2, 4), methods=("g_nll",))
     seeded = dataclasses.replace(config, calibrate=dataclasses.replace(config.calibrate, seed=3))
 

@@ -121,6 +121,7 @@ RUNS = {
         "sample.prompt": "{question} red",
         "sample.layers": ["last", "1"],
         "sample.dtype": "float32",
+        "sample.states": "reduced",
         "adapter.statistic": "s_text",
         "embed.activations": False,
         "adapter.seed": 2,
@@ -183,6 +184,8 @@ ELSEWHERE = {
         for one in dataclasses.fields(settings.ServerConfig)
     },
     **{f"vllm.{one.name}": "test_vllm.py" for one in dataclasses.fields(settings.VllmConfig)},
+    **{f"cluster.{one.name}": "test_ray.py" for one in dataclasses.fields(settings.ClusterConfig)},
+    "storage.parts": "test_buckets.py",
 }
 
 

@@ -130,7 +130,8 @@ def _find(queries: Queries, need: str) -> Any:
     if need == "middle":
         if not any(map(len, queries.samples)):
             return ()
-        return queries.states.get(need) or _reduced(queries, need)
+        states = queries.states.get(need)
+        return _reduced(queries, need) if states is None else states
     if need == "answer_state":
         return next(iter(queries.answer_states.values()), ())
     if need == "embeddings" and any(said.grams for said in queries.samples):
