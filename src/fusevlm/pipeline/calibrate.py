@@ -115,10 +115,11 @@ def make(work: Work) -> dict[str, int]:
             if name in SCORES and name not in known.columns:
                 why = tables.absent_scores.get(name, "score.baselines leaves it out")
                 raise InputError(f"the score {name} is absent: {why}")
-            fit_method(name, known, settings).save(work.folder("calibrate") / name)
+            fitted = fit_method(name, known, settings)
         except FuseError as error:
             absent[name] = str(error)
-        else:
+        else:  # a disk that is full is no reason to go without a method
+            fitted.save(work.folder("calibrate") / name)
             seconds[name] = round(time.perf_counter() - start, 4)
     work.progress(len(names), len(names))
     if len(absent) == len(names):
@@ -131,9 +132,11 @@ def make(work: Work) -> dict[str, int]:
     if work.config.rounds.use:
         start = time.perf_counter()
         try:
-            fit_rounds(known, work.config).save(work.folder("calibrate") / ROUNDS)
+            rounds = fit_rounds(known, work.config)
         except FuseError as error:
             absent[ROUNDS] = str(error)
+        else:
+            rounds.save(work.folder("calibrate") / ROUNDS)
         seconds[ROUNDS] = round(time.perf_counter() - start, 4)
     save_json(work.folder("calibrate") / ABSENT, absent)
     save_json(work.folder("calibrate") / SECONDS, seconds)

@@ -187,16 +187,16 @@ class Stored:
         self.kinds: Counter[str] = Counter()  # arrays of single rows by what they are, such as last
         self._parts: list[int] = []
         self._good: list[int] = []
-        sizes = []
+        self._sizes: list[int] = []
         for part in _finished(self.place, kind):
             rows, good = self._counted(part)
             self._parts.append(part["index"])
             self._good.append(good)
-            sizes.append(rows)
+            self._sizes.append(rows)
             known = part.get("arrays")
             names = _arrays(self.place, part, lambda name: True) if known is None else known
             self.kinds.update(name.partition(".")[2] for name in names)
-        self._starts = [0, *accumulate(sizes)]
+        self._starts = [0, *accumulate(self._sizes)]
 
     def __len__(self) -> int:
         return self._starts[-1]
@@ -227,7 +227,11 @@ class Stored:
     ) -> tuple[dict[str, list[Any]], Arrays]:
         """Rows and the ``wanted`` arrays of the part in this place."""
         part = read_note(self.place, self.kind, self._parts[number])
-        return _rows(self.place, part, self._columns), _arrays(self.place, part, wanted)
+        rows, size = _rows(self.place, part, self._columns), self._sizes[number]
+        if any(len(column) != size for column in rows.values()):
+            where = self.place.where(_file(part, "parquet"))
+            raise ArtefactError(f"{where} has not the {size} rows noted. {_again(self.place)}")
+        return rows, _arrays(self.place, part, wanted)
 
     def spans(self, start: int, stop: int) -> Iterator[tuple[int, int, int]]:
         """(place of a part, first, end) of rows ``start`` to ``stop``, within each part."""

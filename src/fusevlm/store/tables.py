@@ -164,7 +164,7 @@ class StoredTable:
             if low < high:
                 part = self._group(group, tuple(names)).slice(low - first, high - low)
                 for name in names:
-                    found[name] += part.column(name).to_pylist()
+                    found[name] += self._tried(part.column(name).to_pylist)
         return found
 
     def take(self, places: Sequence[int], columns: Sequence[str] | None = None) -> dict[str, Any]:
@@ -180,7 +180,7 @@ class StoredTable:
     def column(self, name: str) -> Any:
         """One column as an array of numbers; what is no number is NaN."""
         whole = self._tried(lambda: self._checked(self._file.read([name]), [name])).column(0)
-        return whole.to_numpy(zero_copy_only=False)
+        return self._tried(lambda: whole.to_numpy(zero_copy_only=False))
 
     def blocks(self, size: int, columns: Sequence[str] | None = None) -> Iterator[dict[str, Any]]:
         """All rows, so many at a time."""
