@@ -9,6 +9,7 @@ from fusevlm.cli import main
 from fusevlm.errors import InputError
 from fusevlm.pipeline import trial
 from fusevlm.pipeline.cost import Gpu
+from fusevlm.pipeline.run import STAGES
 from fusevlm.pipeline.trial import ON_CPU, ON_GPU, SERVICE, Price, Spent, Trial, price_of
 
 SLEEP = 0.02
@@ -31,11 +32,10 @@ def test_the_clock_counts_the_sleep_of_a_query_and_the_cpu_does_not(home, tmp_pa
         for k, n in enumerate((10, *counts))
     )
     clock = price_of("sample", ON_GPU, few["sample"], some["sample"], counts)
-    assert clock.seconds == pytest.approx(SLEEP, rel=0.5)
-    assert clock.seconds >= SLEEP
+    assert SLEEP <= clock.seconds < 5 * SLEEP  # other processes may hold it up
     assert clock.total(40) == pytest.approx(some["sample"].wall)
     cpu = price_of("sample", ON_CPU, few["sample"], some["sample"], counts)
-    assert cpu.seconds < SLEEP / 2
+    assert cpu.seconds < clock.seconds - SLEEP / 2
     files = sum(p.stat().st_size for p in (tmp_path / "240" / "sample").rglob("*") if p.is_file())
     assert some["sample"].bytes == files
 
@@ -92,9 +92,11 @@ def test_a_trial_of_too_few_queries_is_refused(home, tmp_path):
     assert [p.name for p in (tmp_path / "runs").iterdir()] == ["asked"]  # no model was asked
 
 
-def test_the_command_plans_and_checks_itself(home, tmp_path, capsys):
+def test_the_command_plans_and_checks_itself(home, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(trial, "STAGES", STAGES[: STAGES.index("calibrate")])
+    kept = tmp_path / "kept"
     words = ["cost", str(home / "quick.toml"), "--trial", "16", "--queries", "100000000",
-             "--gpus", "64", "--check", "2", "--out", str(tmp_path / "kept")]  # fmt: skip
+             "--gpus", "64", "--check", "2", "--out", str(kept)]  # fmt: skip
     assert main(words) == 0
     said = capsys.readouterr().out
     assert "measured with 60 calibration and 16 and 64 test queries" in said
