@@ -93,7 +93,7 @@ def test_a_trial_of_too_few_queries_is_refused(home, tmp_path):
 
 
 def test_the_command_plans_and_checks_itself(home, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(trial, "STAGES", STAGES[: STAGES.index("calibrate")])
+    monkeypatch.setattr(trial, "STAGES", list(STAGES)[: list(STAGES).index("calibrate")])
     kept = tmp_path / "kept"
     words = ["cost", str(home / "quick.toml"), "--trial", "16", "--queries", "100000000",
              "--gpus", "64", "--check", "2", "--out", str(kept)]  # fmt: skip
