@@ -277,7 +277,7 @@ def test_which_stages_hold_a_gpu(home):
 
 @pytest.mark.parametrize("address", ["127.0.0.1:1", "[::1]:1", "localhost:99999"])
 def test_an_address_where_nothing_answers_is_refused(address):
-    with pytest.raises(InputError, match="no Ray cluster can be used at .*ray start --head"):
+    with pytest.raises(InputError, match=r"no Ray cluster can be used at .*ray start --head"):
         need_answer(address)
     for other in ("", "auto", "local", "ray://somewhere:1"):
         need_answer(other)

@@ -31,6 +31,7 @@ class Moto:
 
     def _call(self, method, path, body=b""):
         request = Request(f"http://127.0.0.1:{self.port}{path}", data=body, method=method)
+        request.add_header("Content-Type", "text/plain")
         with urlopen(request, timeout=10) as answer:
             return answer.read()
 

@@ -18,7 +18,7 @@ from fusevlm.errors import ArtefactError
 from fusevlm.pipeline.cluster.mirror import fetch, publish
 from fusevlm.pipeline.data import read_asked
 from fusevlm.pipeline.run import run_stages
-from fusevlm.pipeline.verify import verify
+from fusevlm.pipeline.verify import repair, verify
 from fusevlm.store.generations import read_generations
 from fusevlm.store.places import Bucket, point_of
 
@@ -109,7 +109,7 @@ def test_a_part_that_was_lost_in_the_bucket_is_found_out_and_repaired(home, moto
     with pytest.raises(ArtefactError, match=r"s3://parts/lost/.*part-00003\.parquet"):
         list(read_generations(run / "sample"))
     assert verify(run)
-    verify(run, repair=True)
+    repair(run)
     run_stages(run, config, to="sample")
     assert place.read("part-00003.parquet") == whole
     assert verify(run) == []
@@ -118,8 +118,8 @@ def test_a_part_that_was_lost_in_the_bucket_is_found_out_and_repaired(home, moto
 def test_small_files_of_a_run_go_to_workers_that_do_not_see_it(home, moto, tmp_path):
     run = tmp_path / "run"
     config = config_of(home, storage={"parts": moto.address("mirror")})
-    run_stages(run, config, to="embed")
-    copy = fetch(publish(run, "embed"))
+    run_stages(run, config, to="sample")
+    copy = fetch(publish(run, "sample"))
     try:
         found = results(copy)
         assert "data/queries.parquet" in found
