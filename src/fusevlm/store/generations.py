@@ -80,18 +80,19 @@ def pack_generations(
 
 def _storable(g: Generation, dtype: Any) -> Generation:
     """A generation with its states as they are stored, or its failure where one cannot be."""
-    rounded: dict[str, dict[str, Any]] = {}
-    for name in ("layers", "answer_layers", "prompt_layers"):
-        rounded[name] = {}
-        for layer, values in getattr(g, name).items():
-            with np.errstate(over="ignore"):
-                stored = np.asarray(values).astype(dtype)
-            if not np.isfinite(stored).all():
-                why = f"a hidden state of the layer {layer} is too large for {stored.dtype}"
-                more = "; set sample.half = false" if dtype == np.float16 else ""
-                return Generation(g.query_id, error=f"{why}, or NaN{more}.")
-            rounded[name][layer] = stored
-    return replace(g, **rounded)
+    kinds = (g.layers, g.answer_layers, g.prompt_layers)
+    layers, answers, prompts = ({k: _cast(v, dtype) for k, v in own.items()} for own in kinds)
+    for layer, stored in (*layers.items(), *answers.items(), *prompts.items()):
+        if not np.isfinite(stored).all():
+            why = f"a hidden state of the layer {layer} is too large for {stored.dtype}"
+            more = "; set sample.half = false" if dtype == np.float16 else ""
+            return Generation(g.query_id, error=f"{why}, or NaN{more}.")
+    return replace(g, layers=layers, answer_layers=answers, prompt_layers=prompts)
+
+
+def _cast(values: Any, dtype: Any) -> np.ndarray[Any, Any]:
+    with np.errstate(over="ignore"):
+        return np.asarray(values).astype(dtype)
 
 
 def count_rows(rows: Mapping[str, Sequence[Any]]) -> dict[str, int]:
