@@ -2,14 +2,14 @@
 
     python -m benchmarks.scale --out runs/scale            2,000, 20,000 and 200,000
     python -m benchmarks.scale --out runs/scale --sizes 2000 20000 --engine ray
-    python -m benchmarks.scale --out runs/workers --workers 1 2     Ray against this process
+    python -m benchmarks.scale --out runs/workers --sizes 500 2000 --workers 1 2
 
 The model is synthetic (n = 20 samples, hidden states of d = 4096), so that nothing but the pipeline
 is measured; questions are embedded by the embedded towers. Calibration is 500 queries at every
 size, whose states are all kept. Each stage runs in a process of its own, whose peak memory and CPU
 seconds are what the system counts. What a further query costs is the difference of two sizes: what
 there is once, such as loading and fitting, is in neither. A run that is there goes on where it
-stopped.
+stopped. With --workers: sampling by so many workers of Ray against sampling in one process.
 """
 
 from __future__ import annotations
@@ -151,27 +151,35 @@ def shown(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.2f}"
 
 
-def overhead(home: Path, size: int, workers: list[int]) -> str:
-    """Sampling in this process and by workers of Ray: seconds by the clock, and their ratio."""
-    config, lines, alone = prepare(home, size), [], 0.0
+def overhead(home: Path, sizes: list[int], workers: list[int]) -> None:
+    """Sampling in this process and by workers of Ray: seconds by the clock, once and a query."""
+    alone = 0.0
     for count in (0, *workers):
-        engine = ["--engine", "ray", "--workers", str(count)] if count else []
-        folder = home / f"run-{count}"
-        shutil.rmtree(folder, ignore_errors=True)
-        log = home / "log.txt"
-        slept = ["--set", f"sample.model=synthetic:d=4096,seconds={SLEEP}"]
-        run(["run", str(config), "--run", str(folder), "--only", "data", *slept], log)
-        run(["run", str(config), "--run", str(folder), "--only", "sample", *slept, *engine], log)
-        manifest = read_manifest(folder, "sample")
-        assert manifest is not None
-        alone = alone or manifest.seconds
-        who = f"{count} worker{'s' * (count > 1)} of Ray" if count else "in this process"
-        lines.append(
-            f"sample, {size + N_CALIBRATION} queries of {1000 * SLEEP:g} ms, {who}: "
-            f"{manifest.seconds:.1f} s, {manifest.seconds / alone:.2f} times this process"
+        few, many = (sampled(home / str(size), size, count) for size in (min(sizes), max(sizes)))
+        each = (many - few) / (max(sizes) - min(sizes))
+        once = max(0.0, many - each * (max(sizes) + N_CALIBRATION))
+        alone = alone or each
+        who = f"{count} worker{'s' * (count > 1)} of Ray" if count else "this process"
+        print(
+            f"{who}: {few:.1f} s for {min(sizes)} test queries, {many:.1f} s for {max(sizes)}; "
+            f"{once:.1f} s once, {1000 * each:.1f} ms a further query, "
+            f"{each / alone:.2f} times this process",
+            flush=True,
         )
-        print(lines[-1], flush=True)
-    return "\n".join(lines)
+
+
+def sampled(home: Path, size: int, workers: int) -> float:
+    """Seconds of the stage sample, with a model that takes its time."""
+    config, folder, log = prepare(home, size), home / f"run-{workers}", home / "log.txt"
+    shutil.rmtree(folder, ignore_errors=True)
+    words = ["run", str(config), "--run", str(folder)]
+    words += ["--set", f"sample.model=synthetic:d=4096,seconds={SLEEP}"]
+    run([*words, "--only", "data"], log)
+    engine = ["--engine", "ray", "--workers", str(workers)] if workers else []
+    run([*words, "--only", "sample", *engine], log)
+    manifest = read_manifest(folder, "sample")
+    assert manifest is not None
+    return manifest.seconds
 
 
 def main() -> None:
@@ -184,7 +192,7 @@ def main() -> None:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     engine = ["--engine", "ray"] if args.engine == "ray" else []
     if args.workers:
-        overhead(args.out, min(args.sizes), args.workers)
+        overhead(args.out, args.sizes, args.workers)
         return
     results = {size: measure(args.out / str(size), size, engine) for size in args.sizes}
     print(table(results))
