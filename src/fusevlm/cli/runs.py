@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
+from fusevlm import checks
 from fusevlm.cli import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, EXIT_PARTIAL, Verb
 from fusevlm.cli.progress import progress_line
 from fusevlm.cli.terminal import confirmed, tell
@@ -234,9 +235,12 @@ def _cost(args: argparse.Namespace) -> int:
     config = read_config(args.config, args.set)
     if args.no_trial:
         return print_dry_run({config.name: config}, args)
+    for name in ("queries", "gpus", "trial", "check"):
+        if getattr(args, name) is not None:
+            checks.count(getattr(args, name), f"--{name}")
     queries = args.queries or config.data.n_test or cost.n_queries(config)
-    if queries < 1 or args.gpus < 1:
-        raise InputError("--queries and --gpus are numbers from 1 on.")
+    if not queries:
+        raise InputError("the config does not say how many queries there are. Say it: --queries N.")
     gpu = cost.Gpu(args.tflops, args.bandwidth)
     with nullcontext(Path(args.out)) if args.out else temporary_folder() as folder:
         say = say_unless(args.quiet)

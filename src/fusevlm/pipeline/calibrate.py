@@ -85,6 +85,10 @@ class Tables:
         for block in self.scored.tests(self.states, self._with(layer)):
             yield block.take(slice(None))
 
+    def layer_of(self, name: str) -> str:
+        """Of which layer a method reads the states."""
+        return self._layer(find_method(name, self.config.calibrate))
+
     def _layer(self, method: Method) -> str:
         return (method.layer if method.preset else "") or self.config.score.layer
 

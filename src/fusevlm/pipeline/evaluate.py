@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import asdict
 from hashlib import blake2b
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,8 @@ from fusevlm.types import Queries
 RESULTS, TABLE, PREDICTIONS = "results.json", "results.csv", "predictions.parquet"
 REDO = "Make it again: --redo evaluate."
 KEPT, BLOCKS = "columns", "blocks"  # folders that are there while the stage is made
+KNOWN = "test queries"  # among the blocks: what is known of them beside what methods say
+TOGETHER = 4  # methods in memory at a time: the samples are read once for them
 GUARANTEED_U, GUARANTEED_P = "u_guaranteed_fit", "p_guaranteed_fit"  # of a fit of its own
 CAUSES = ("evidence",)  # what tables of causes are made of, beside u and P(wrong)
 PREDICTED: dict[str, Any] = {  # columns; also unit, which runs of before lack
@@ -73,50 +76,85 @@ def make(work: Work) -> dict[str, int]:
     if not tables.scored.test_blocks():
         raise InputError("there are no test queries: name data.test.")
     with Columns(folder / KEPT) as columns, Blocks(folder / BLOCKS) as blocks:
-        judged = read_judged(tables, config)
-        outcomes, risks, rules = Applications(columns), {}, {}
-        for name, load in methods.items():
-            applied = _apply(name, load(), tables, config.evaluate, outcomes, blocks)
-            risks[name], rules[name] = applied
+        reading, outcomes = Reading(config.evaluate, blocks), Applications(columns)
+        risks: dict[str, list[dict[str, Any]]] = {}
+        rules: dict[str, dict[str, float] | None] = {}
+        for names in together(methods, tables):
+            some = [
+                Application(name, methods[name](), config.evaluate, outcomes, blocks)
+                for name in names
+            ]
+            for number, queries in enumerate(tables.tests(some[0].method.method)):
+                reading.add(number, queries)
+                for one in some:
+                    one.add(number, queries)
+            risks |= {one.name: one.risks.rows() for one in some}
+            rules |= {one.name: one.rule for one in some}
+        judged = reading.judged()
         results = evaluate(outcomes, judged, config.evaluate, work.progress)
         results["risks"], results["rules"] = risks, rules
         results["absent"] = absent
         results["rounds"] = _rounds(work, tables, tuple(methods))
         results["calibration"] = tables.scored.n_known
-        _write_predictions(folder / PREDICTIONS, tables, tuple(methods), blocks)
+        _write_predictions(folder / PREDICTIONS, tuple(methods), blocks)
     save(folder / TABLE, csv_bytes(CSV_HEADER, csv_rows(results)))
     save_json(folder / RESULTS, results)
     return {"queries": len(judged), "wrong": int(judged.wrong.sum())}
 
 
-def read_judged(tables: Tables, config: Config) -> Judged:
-    """Labels, units and the columns that the settings name, of all test queries."""
-    wanted = config.evaluate
-    names = dict.fromkeys([*wanted.slices, *wanted.out_of_distribution])
-    names |= dict.fromkeys(name for name in (wanted.severity, wanted.corruption) if name)
-    columns: dict[str, list[Any]] = {name: [] for name in names}
-    same: dict[Any, Any] = {}  # equal values are kept once
-    wrong, units, s = [], [], []
-    for queries in tables.scored.tests():
+def together(methods: Iterable[str], tables: Tables) -> Iterator[list[str]]:
+    """Methods that read the same of the test queries, a few at a time, in their order."""
+    for _, own in groupby(methods, tables.layer_of):
+        names = list(own)
+        for start in range(0, len(names), TOGETHER):
+            yield names[start : start + TOGETHER]
+
+
+class Reading:
+    """Labels, units and the columns that the settings name, of all test queries.
+
+    Methods go through the queries several times; what is known of a query is noted once.
+    """
+
+    def __init__(self, wanted: EvaluateConfig, blocks: Blocks) -> None:
+        names = dict.fromkeys([*wanted.slices, *wanted.out_of_distribution])
+        names |= dict.fromkeys(name for name in (wanted.severity, wanted.corruption) if name)
+        self.wanted, self.blocks = wanted, blocks
+        self._columns: dict[str, list[Any]] = {name: [] for name in names}
+        self._same: dict[Any, Any] = {}  # equal values are kept once
+        self._wrong: list[Any] = []
+        self._units: list[Any] = []
+        self._s: list[Any] = []
+
+    def add(self, number: int, queries: Queries) -> None:
+        """Note the block of this number, if it is a further one."""
+        if number < len(self._wrong):
+            return
         if queries.wrong is None:
             raise InputError("the test queries have no labels: give them references.")
-        wrong.append(queries.wrong)
-        units.append(np.array([_number(unit) for unit in queries.units or queries.ids]))
-        for name, column in columns.items():
+        units = list(queries.units or queries.ids)
+        self._wrong.append(queries.wrong)
+        self._units.append(np.array([_number(unit) for unit in units]))
+        for name, column in self._columns.items():
             if name in queries.columns:
                 values = queries.columns[name]
-                column += [same.setdefault((type(value), value), value) for value in values]
-        if wanted.severity:
-            s.append(queries.s)
-    if not wrong:
-        raise InputError("there are no test queries: name data.test.")
-    size = sum(map(len, wrong))
-    return Judged(
-        np.concatenate(wrong),
-        np.concatenate(units),
-        {name: column for name, column in columns.items() if len(column) == size},
-        np.concatenate(s) if s else None,
-    )
+                column += [self._same.setdefault((type(value), value), value) for value in values]
+        if self.wanted.severity:
+            self._s.append(queries.s)
+        known = {"query_id": list(queries.ids), "wrong": queries.wrong, "unit": units}
+        self.blocks.save(KNOWN, number, known)
+
+    def judged(self) -> Judged:
+        """All that was noted."""
+        if not self._wrong:
+            raise InputError("there are no test queries: name data.test.")
+        size = sum(map(len, self._wrong))
+        return Judged(
+            np.concatenate(self._wrong),
+            np.concatenate(self._units),
+            {name: column for name, column in self._columns.items() if len(column) == size},
+            np.concatenate(self._s) if self._s else None,
+        )
 
 
 def _number(unit: str) -> int:
@@ -174,27 +212,32 @@ class Applications(Mapping[str, Outcome]):
         return len(self._rules)
 
 
-def _apply(
-    name: str,
-    method: Fitted,
-    tables: Tables,
-    config: EvaluateConfig,
-    outcomes: Applications,
-    blocks: Blocks,
-) -> tuple[list[dict[str, Any]], dict[str, float] | None]:
-    """Apply a method to the test queries, block by block; its rows by risk, and its rule."""
-    rules = rules_of(method, config)
-    outcomes.begin(name, rules)
-    risks, rule = RiskTable(method, rules, config), None
-    for number, queries in enumerate(tables.tests(method.method)):
+class Application:
+    """A method on its way through the test queries: its rows by risk, and its rule."""
+
+    def __init__(
+        self,
+        name: str,
+        method: Fitted,
+        config: EvaluateConfig,
+        outcomes: Applications,
+        blocks: Blocks,
+    ) -> None:
+        self.name, self.method, self.outcomes, self.blocks = name, method, outcomes, blocks
+        self.rules = rules_of(method, config)
+        outcomes.begin(name, self.rules)
+        self.risks = RiskTable(method, self.rules, config)
+        self.rule: dict[str, float] | None = None
+
+    def add(self, number: int, queries: Queries) -> None:
+        """Apply it to a block of them."""
         # what is to be said of test queries as a whole is said of the first of them
         with library_quiet() if number else nullcontext():
-            outcome = decided(method.apply(queries), rules)
-        outcomes.add(name, outcome)
-        risks.add(outcome.applied, queries.wrong)
-        rule = rule_of(outcome)
-        blocks.save(name, number, prediction_columns(method, outcome, queries))
-    return risks.rows(), rule
+            outcome = decided(self.method.apply(queries), self.rules)
+        self.outcomes.add(self.name, outcome)
+        self.risks.add(outcome.applied, queries.wrong)
+        self.rule = rule_of(outcome)
+        self.blocks.save(self.name, number, prediction_columns(self.method, outcome, queries))
 
 
 def prediction_columns(method: Fitted, outcome: Outcome, queries: Queries) -> dict[str, Any]:
@@ -214,6 +257,7 @@ class Blocks:
         self.folder = folder
         self.columns: dict[str, dict[str, None]] = {}  # of each method, over all blocks
         self.differs: set[str] = set()  # methods whose guarantee is about other scores
+        self.count = 0  # of blocks
 
     def __enter__(self) -> Blocks:
         if self.folder.is_dir():
@@ -226,6 +270,7 @@ class Blocks:
 
     def save(self, method: str, number: int, columns: Mapping[str, Any]) -> None:
         """Keep the columns of a block."""
+        self.count = max(self.count, number + 1)
         own = self.columns.setdefault(method, {})
         own |= dict.fromkeys(columns)
         if GUARANTEED_U in columns and not np.array_equal(columns[GUARANTEED_U], columns["u"]):
@@ -242,21 +287,17 @@ class Blocks:
         return {name: found.get(name, [None] * size) for name in names}
 
 
-def _write_predictions(
-    path: Path, tables: Tables, methods: tuple[str, ...], blocks: Blocks
-) -> None:
+def _write_predictions(path: Path, methods: tuple[str, ...], blocks: Blocks) -> None:
     types: dict[str, str] = {"query_id": "string", "wrong": "bool", "unit": "string"}
     for method in methods:
         names = blocks.read(method, 0, 0)
         types |= {f"{method}.{_plain(name)}": column_type(name) for name in names}
     with TableWriter(path, types) as writer:
-        for number, queries in enumerate(tables.scored.tests()):
-            units = list(queries.units or queries.ids)
-            columns: dict[str, Any] = {
-                "query_id": list(queries.ids), "wrong": queries.wrong, "unit": units,
-            }  # fmt: skip
+        for number in range(blocks.count):
+            columns = blocks.read(KNOWN, number, 0)
+            size = len(columns["query_id"])
             for method in methods:
-                found = blocks.read(method, number, len(queries))
+                found = blocks.read(method, number, size)
                 columns |= {f"{method}.{_plain(name)}": v for name, v in found.items()}
             writer.write(columns)
 

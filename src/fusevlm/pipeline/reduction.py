@@ -62,8 +62,12 @@ class Reduction:
 
     def __call__(self, g: Generation) -> Reduced:
         """What is kept of a generation, whose states are in the precision they are stored in."""
-        states = {EMBEDDINGS: g.layers[self.layer]} if self.layer in g.layers else {}
-        states |= {name: values for name, values in g.layers.items() if name == "middle"}
+        names = {EMBEDDINGS: self.layer, "middle": "middle"}
+        states = {
+            name: np.asarray(g.layers[layer], dtype=np.float64)
+            for name, layer in names.items()
+            if layer in g.layers
+        }
         d = int(next(iter(g.layers.values())).shape[1])
         grams: dict[str, Any] = {}
         for name, unit, centred in FORMS:

@@ -2,7 +2,7 @@
 
 Two runs of the same config with the same calibration queries, and few and some more test queries:
 what differs is what the further test queries cost, in seconds and bytes of each stage; the rest is
-there once. A third run before them loads what is loaded once a process, and is not counted.
+there once. A run before them loads what is loaded once a process, and is not counted.
 
 CPU seconds are those of this process, whatever else the machine does; on a quiet machine with one
 thread they are what a clock shows. Of a stage on a GPU the clock counts, and of a service too.
@@ -85,28 +85,34 @@ def measure(
     fewest: int = FEWEST,
     say: Callable[[str], None] = lambda text: None,
 ) -> Trial:
-    """Run the trial in ``folder``, below which it makes three runs."""
+    """Run the trial in ``folder``, below which it makes its runs."""
     begun = time.monotonic()
     if config.data.n_test and config.data.n_test < 2 * fewest:
         fewest = max(8, config.data.n_test // 4)
     sizes = (fewest, 4 * fewest)
     known = min(config.data.n_calibration or CALIBRATION, CALIBRATION)
     say(f"trial: {known} calibration queries, {sizes[0]} and {sizes[1]} test queries")
+    run_stages(folder / "asked", sized(config, known, sizes[1]), only="data")
+    there = counted(folder / "asked", "test")
+    if there < sizes[1]:
+        raise InputError(
+            f"the tables hold {there} test queries; a trial needs {sizes[1]}. Make it smaller: "
+            f"--trial {max(2, there // 4)}."
+        )
     first = spent_by(sized(config, known, sizes[0]), folder / "first")
     few = spent_by(sized(config, known, sizes[0]), folder / "few")
     some = spent_by(sized(config, known, sizes[1]), folder / "some")
-    counts = [n_test(folder / name) for name in ("few", "some")]
-    if counts[1] <= counts[0]:
-        raise InputError(
-            f"the tables hold {counts[1]} test queries; a trial needs {sizes[1]}. Make it smaller: "
-            f"--trial {max(2, counts[1] // 4)}."
-        )
+    counts = [counted(folder / name, "test") for name in ("few", "some")]
     prices = [
         price_of(stage, where(stage, config), few[stage], some[stage], counts) for stage in some
     ]
     start = sum(first[s].wall - few[s].wall for s in first)
     return Trial(
-        tuple(prices), known, (counts[0], counts[1]), max(0.0, start), time.monotonic() - begun
+        tuple(prices),
+        counted(folder / "some", "calibration"),
+        (counts[0], counts[1]),
+        max(0.0, start),
+        time.monotonic() - begun,
     )
 
 
@@ -138,10 +144,10 @@ def cpu_seconds() -> float:
     return times.user + times.system + times.children_user + times.children_system
 
 
-def n_test(run: Path) -> int:
-    """Test queries of a run."""
+def counted(run: Path, split: str) -> int:
+    """Queries of a run, calibration or test."""
     manifest = read_manifest(run, "data")
-    return 0 if manifest is None else manifest.counts.get("test", 0)
+    return 0 if manifest is None else manifest.counts.get(split, 0)
 
 
 def where(stage: str, config: Config) -> str:
@@ -267,7 +273,7 @@ def check(trial: Trial, config: Config, folder: Path, times: int) -> list[str]:
     """A run of so many times the trial, and how far the plan was off: per stage and together."""
     wanted = times * trial.n_test[1]
     spent = spent_by(sized(config, trial.n_calibration, wanted), folder / "check")
-    count = n_test(folder / "check")
+    count = counted(folder / "check", "test")
     lines = [f"{count} test queries, {count / trial.n_test[1]:.3g} times the trial:"]
     lines.append(_row("stage", "", "planned, s", "measured, s", "planned, bytes", "measured"))
     sums = [0.0, 0.0, 0.0, 0.0]

@@ -59,50 +59,40 @@ def pack_generations(
         for name, value in _row(g).items():
             rows[name].append(value)
         if reduce is not None and g.samples is not None and g.layers:
-            left = reduce(_rounded(g, dtype))
+            left = reduce(g)
             rows["gram_dim"][-1], rows["layers"][-1] = left.d, []
             arrays |= {f"{k}.{name}{GRAM}": G for name, G in left.grams.items()}
             for ending, kept in ((PROMPT, left.prompts), (".answer", left.answers)):
-                arrays |= {f"{k}.{layer}{ending}": v.astype(dtype) for layer, v in kept.items()}
+                arrays |= {f"{k}.{layer}{ending}": v for layer, v in kept.items()}
             continue
         for layer, state in g.prompt_layers.items():
-            arrays[f"{k}.{layer}{PROMPT}"] = np.asarray(state, dtype=dtype)
+            arrays[f"{k}.{layer}{PROMPT}"] = state
         if gram is not None and g.samples is not None:
             G, rows["gram_dim"][-1] = gram(g.samples)
             arrays[f"{k}.gram"] = G
             continue
         for layer, states in g.layers.items():
-            arrays[f"{k}.{layer}"] = np.asarray(states, dtype=dtype)
+            arrays[f"{k}.{layer}"] = states
         for layer, state in g.answer_layers.items():
-            arrays[f"{k}.{layer}.answer"] = np.asarray(state, dtype=dtype)
+            arrays[f"{k}.{layer}.answer"] = state
     return Part(rows, arrays, count_rows(rows))
 
 
-def _rounded(g: Generation, dtype: Any) -> Generation:
-    """The states as they would be read again, had they been stored."""
-
-    def rounded(states: Mapping[str, Any]) -> dict[str, Any]:
-        return {layer: np.asarray(values, dtype=dtype) for layer, values in states.items()}
-
-    return replace(
-        g,
-        layers=rounded(g.layers),
-        answer_layers=rounded(g.answer_layers),
-        prompt_layers=rounded(g.prompt_layers),
-    )
-
-
 def _storable(g: Generation, dtype: Any) -> Generation:
-    """A generation, or its failure where a hidden state is no number of this precision."""
-    for states in (g.layers, g.answer_layers, g.prompt_layers):
-        for layer, values in states.items():
-            with np.errstate(over="ignore"):
-                stored = np.asarray(values).astype(dtype)
-            if not np.isfinite(stored).all():
-                why = f"a hidden state of the layer {layer} is too large for {stored.dtype}"
-                more = "; set sample.half = false" if dtype == np.float16 else ""
-                return Generation(g.query_id, error=f"{why}, or NaN{more}.")
-    return g
+    """A generation with its states as they are stored, or its failure where one cannot be."""
+    kinds = (g.layers, g.answer_layers, g.prompt_layers)
+    layers, answers, prompts = ({k: _cast(v, dtype) for k, v in own.items()} for own in kinds)
+    for layer, stored in (*layers.items(), *answers.items(), *prompts.items()):
+        if not np.isfinite(stored).all():
+            why = f"a hidden state of the layer {layer} is too large for {stored.dtype}"
+            more = "; set sample.half = false" if dtype == np.float16 else ""
+            return Generation(g.query_id, error=f"{why}, or NaN{more}.")
+    return replace(g, layers=layers, answer_layers=answers, prompt_layers=prompts)
+
+
+def _cast(values: Any, dtype: Any) -> np.ndarray[Any, Any]:
+    with np.errstate(over="ignore"):
+        return np.asarray(values).astype(dtype)
 
 
 def count_rows(rows: Mapping[str, Sequence[Any]]) -> dict[str, int]:

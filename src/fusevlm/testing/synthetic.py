@@ -24,6 +24,7 @@ from fusevlm.models.protocol import Capabilities, Decoding, asked
 from fusevlm.types import Generation, Query, Samples
 
 WORDS = ("red", "blue", "green", "one", "two", "three", "left", "right")
+NOISE = 1 << 20  # random numbers that all hidden states are made of
 END = 0.98  # probability of the token that ends an answer
 
 
@@ -58,6 +59,7 @@ class Synthetic:
 
     def __init__(self, d: int, seconds: float, decoding: Decoding) -> None:
         self.d, self.seconds, self.decoding = d, seconds, decoding
+        self._noise = np.random.default_rng(0).standard_normal(NOISE + d, dtype=np.float32)
         self.name = f"synthetic:d={d}"
 
     def sample(
@@ -94,9 +96,8 @@ class Synthetic:
         log_p = logits - np.logaddexp.reduce(logits)
         words = [self._word(log_p, float(t), drawn) for t in heat]
         judged = self._word(log_p, self.decoding.answer_temperature, fixed)
-        topic = fixed.standard_normal(self.d, dtype=np.float32)
-        meanings = fixed.standard_normal((len(WORDS), self.d), dtype=np.float32)
-        said = topic + np.float32(0.3 + hard) * meanings  # of each word
+        topic, *meanings = self._vectors(1 + len(WORDS), fixed)
+        said = topic + np.float32(0.3 + hard) * np.stack(meanings)  # of each word
         states, own = said[words], said[judged]
         names = [str(layer) for layer in self.decoding.layers]
         layers = {name: _turned(states, k) for k, name in enumerate(names)} if words else {}
@@ -122,6 +123,10 @@ class Synthetic:
             prompt_tokens=len(query.question.split()),
             path="synthetic",
         )
+
+    def _vectors(self, count: int, rng: np.random.Generator) -> list[Any]:
+        """Windows of one long row of random numbers: many numbers for one that is drawn."""
+        return [self._noise[start : start + self.d] for start in rng.integers(NOISE, size=count)]
 
     def _word(self, log_p: FloatArray, temperature: float, rng: np.random.Generator) -> int:
         """A word drawn at a temperature; the likeliest at 0."""

@@ -51,6 +51,7 @@ class Cluster:
             os.environ.setdefault(name, value)
         self.ray = extra("ray", "--engine ray", "distributed")
         extra("ray.data", "--engine ray", "distributed")
+        need_answer(address)  # Ray itself would end this process
         own = {} if address else {"num_cpus": _cpus(workers), "object_store_memory": STORE_BYTES}
         try:
             self.ray.init(
@@ -143,6 +144,20 @@ class Maker:
 
     def __call__(self, batch: Mapping[str, Any]) -> dict[str, list[str]]:
         return {"answer": [self.worker.make(str(text)) for text in batch["piece"]]}
+
+
+def need_answer(address: str) -> None:
+    """Refuse HOST:PORT at which nothing answers."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit() or "/" in host:
+        return  # such as auto: Ray knows where to look
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=PATIENCE).close()
+    except (OSError, OverflowError) as error:
+        raise InputError(
+            f"no Ray cluster can be used at {address}: {error}. Start one there (ray start --head "
+            f"--port={port}), or leave --address out."
+        ) from error
 
 
 def _cpus(workers: int) -> int:

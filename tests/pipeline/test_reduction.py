@@ -1,0 +1,104 @@
+"""States reduced where they are made: the figures of a run that keeps everything, in less room."""
+
+import json
+
+import numpy as np
+import pytest
+from tests.pipeline.synthetic_runs import config_of, results, write_tables
+
+from fusevlm.errors import InputError
+from fusevlm.pipeline.reduction import MARK, MOST_FULL, decide, load_reduction
+from fusevlm.pipeline.run import run_stages
+from fusevlm.store.generations import KIND
+from fusevlm.store.parts import Parts
+
+D, N, KNOWN = 400, 5, 60
+MODEL = {"model": f"synthetic:d={D}"}
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    """The same run twice: with all states, and with reduced ones."""
+    home = tmp_path_factory.mktemp("reduction")
+    write_tables(home, n_calibration=KNOWN)
+    methods = {"methods": ["practical", "practical_whitening_low_rank", "umpire", "eigenscore"]}
+    for states in ("full", "reduced"):
+        config = config_of(home, sample={**MODEL, "states": states}, calibrate=methods)
+        run_stages(home / states, config, to="evaluate")
+    return home
+
+
+def numbers(value):
+    """All numbers of a tree, in order."""
+    if isinstance(value, dict):
+        return [x for key in sorted(value) for x in numbers(value[key])]
+    if isinstance(value, list):
+        return [x for one in value for x in numbers(one)]
+    return [value] if isinstance(value, float) else []
+
+
+def test_the_figures_are_those_of_all_states(home):
+    full, reduced = (
+        numbers(json.loads((home / states / "evaluate" / "results.json").read_text()))
+        for states in ("full", "reduced")
+    )
+    assert len(full) > 200
+    np.testing.assert_allclose(reduced, full, rtol=1e-9, atol=1e-12)
+
+
+def test_of_test_queries_no_state_of_a_sample_is_left(home):
+    parts = Parts(home / "reduced" / "sample", KIND)
+    first = parts.read(0)  # calibration: all is kept
+    assert first.arrays["0.last"].shape == (N, D)
+    last = parts.read(len(parts) - 1)
+    shapes = {name: values.shape for name, values in last.arrays.items()}
+    assert set(shapes.values()) == {(N, N), (D,)}
+    assert sum(shape == (D,) for shape in shapes.values()) == 2 * last.facts["queries"]
+
+
+def test_what_is_stored_does_not_grow_with_the_samples_states(home):
+    def size(states):
+        files = results(home / states, ["sample"])
+        return sum(len(files[name]) for name in files if "part-0001" in name)
+
+    assert size("reduced") < 0.5 * size("full")
+
+
+def test_without_calibration_queries_there_is_nothing_to_whiten_by(tmp_path):
+    write_tables(tmp_path, n_calibration=0)
+    config = config_of(tmp_path, data={"calibration": ""}, sample={"states": "reduced"})
+    with pytest.raises(InputError, match="there are none"):
+        run_stages(tmp_path / "run", config, to="sample")
+
+
+class Many:
+    """Queries of which only the number is known."""
+
+    def __init__(self, n_calibration, size):
+        self.n_calibration, self.size = n_calibration, size
+
+    def __len__(self):
+        return self.size
+
+
+@pytest.mark.parametrize(
+    ("states", "size", "expected"),
+    [
+        ("auto", MOST_FULL, False),
+        ("auto", MOST_FULL + 1, True),
+        ("full", MOST_FULL + 1, False),
+        ("reduced", 200, True),
+    ],
+)
+def test_by_itself_from_so_many_queries_on(home, tmp_path, states, size, expected):
+    config = config_of(home, sample={"states": states})
+    assert decide(config, tmp_path, Many(100, size)) is expected
+    assert (tmp_path / MARK).is_file() is expected
+    assert decide(config, tmp_path, Many(100, 200)) is expected  # what was begun is kept to
+
+
+def test_a_whitening_is_fitted_once(home):
+    kept = load_reduction(home / "reduced" / "sample")
+    prints = [one.whitener.fingerprint for one in kept.whitenings]
+    assert len(prints) == len(set(prints)) >= 2
+    assert load_reduction(home / "full" / "sample") is None
