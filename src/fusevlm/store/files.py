@@ -90,7 +90,8 @@ def make_folder(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ArtefactError(
-            f"cannot make {folder}: {error.strerror or error}. Choose another folder."
+            f"cannot make {folder}: {error.strerror or error}. Mend that and give the same command "
+            f"again, or choose another folder."
         ) from error
 
 
