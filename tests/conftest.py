@@ -14,3 +14,10 @@ from fusevlm import simulate
 def world():
     """300 simulated queries in the paper's own model."""
     return simulate.queries(300, n_samples=8, d=24, seed=3)
+
+
+def pytest_collection_modifyitems(items):
+    """Tests of what only the documentation's tools can do run where these are installed."""
+    for item in items:
+        if {"docstrings", "pages"} & set(item.fixturenames):
+            item.add_marker(pytest.mark.slow)
