@@ -9,6 +9,7 @@ import base64
 import io
 import shutil
 import sys
+import time
 from pathlib import Path
 
 from PIL import Image
@@ -75,8 +76,10 @@ def main(arguments=None):
     with sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=shutil.which("chromium"), args=FLAGS)
         page = browser.new_page(viewport={"width": WIDTH, "height": 1010})
+        begun = time.monotonic()
         page.goto((args.run / "report" / "index.html").resolve().as_uri())
         page.wait_for_selector("html[data-ready=yes]")
+        print(f"the page of {args.run} opened in {time.monotonic() - begun:.2f} s")
         page.screenshot(path=args.out / "report.png")
         page.get_by_text("Confident but wrong").click()
         page.locator("#gallery").scroll_into_view_if_needed()
