@@ -1,5 +1,9 @@
-"""Workers and heads of a cluster killed by their ids: every query is there exactly once."""
+"""Workers and heads of a cluster killed by their ids: every query is there exactly once.
 
+``FUSEVLM_KILLS=all`` kills fifteen times, which takes minutes; five times otherwise.
+"""
+
+import os
 import random
 import re
 from collections import Counter
@@ -23,6 +27,7 @@ from fusevlm.store.generations import read_generations
 
 pytest.importorskip("ray")
 pytestmark = pytest.mark.slow
+WORKERS, HEADS_KILLED = ((5, 4), 6) if os.environ.get("FUSEVLM_KILLS") == "all" else ((3,), 2)
 SLOW = {"model": "synthetic:d=24,seconds=0.05", "n": 5, "batch": 4}
 SIZES = {"n_calibration": 60, "n_test": 100}
 
@@ -53,9 +58,9 @@ def further(run, at, command, kind):
 
 
 def test_workers_killed_in_the_middle(home, tmp_path, tally):
-    """Nine of them in two runs, each in the middle of its piece."""
+    """Some of them in each run, each in the middle of its piece."""
     dice, kills = random.Random(8), 0
-    for number, times in enumerate((5, 4)):
+    for number, times in enumerate(WORKERS):
         run = tmp_path / f"run{number}"
         command = Command(words(home, run), tmp_path / f"said{number}.txt")
         for at in sorted(dice.sample(range(2, 32), times)):
@@ -70,9 +75,9 @@ def test_workers_killed_in_the_middle(home, tmp_path, tally):
 
 
 def test_the_head_killed_and_the_command_given_again(home, tmp_path, tally):
-    """Six times, the control store or the node's own process; then it is left alone."""
+    """In turns the control store and the node's own process; then it is left alone."""
     run, kills = tmp_path / "run", 0
-    for number in range(6):
+    for number in range(HEADS_KILLED):
         command, kind = Command(words(home, run), tmp_path / f"{number}.txt"), HEADS[number % 2]
         at = n_parts(run, "sample") + 2
         command.wait_for(partial(further, run, at, command, kind), f"{at} parts")
