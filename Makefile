@@ -94,7 +94,7 @@ refresh: $(VENV)/.test
 	$(RUN)/python -m tests.refresh
 
 docs: $(VENV)/.docs
-	$(RUN)/mkdocs build --strict --site-dir site
+	NO_MKDOCS_2_WARNING=1 $(RUN)/mkdocs build --strict --site-dir site
 
 # the notebook of the documentation, run from its first cell to its last, in its place
 notebook: $(VENV)/.docs
