@@ -31,11 +31,11 @@ def test_the_clock_counts_the_sleep_of_a_query_and_the_cpu_does_not(home, tmp_pa
         trial.spent_by(trial.sized(config_of(home, sample=SLOW), 30, n), tmp_path / f"{k}{n}")
         for k, n in enumerate((10, *counts))
     )
+    slept = SLEEP * (30 + 40)  # other processes may add to it, and take nothing from it
+    assert some["sample"].wall >= slept
+    assert some["sample"].cpu < some["sample"].wall - slept / 2
     clock = price_of("sample", ON_GPU, few["sample"], some["sample"], counts)
-    assert SLEEP <= clock.seconds < 5 * SLEEP  # other processes may hold it up
     assert clock.total(40) == pytest.approx(some["sample"].wall)
-    cpu = price_of("sample", ON_CPU, few["sample"], some["sample"], counts)
-    assert cpu.seconds < clock.seconds - SLEEP / 2
     files = sum(p.stat().st_size for p in (tmp_path / "240" / "sample").rglob("*") if p.is_file())
     assert some["sample"].bytes == files
 
