@@ -78,9 +78,11 @@ def test_what_is_not_there_just_once_is_refused():
 
 
 @pytest.mark.slow
-def test_every_mutant_is_caught():
-    """In a process of its own: the one that tests are forked from must not know fusevlm."""
-    command = [sys.executable, "-m", "tests.mutants"]
+@pytest.mark.timeout(1800)
+def test_mutants_are_caught():
+    """Some of every room (``make mutants``: all), in a process of its own: the one that tests are
+    forked from must not know fusevlm."""
+    command = [sys.executable, "-m", "tests.mutants", *(m.name for m in MUTANTS[::12])]
     done = subprocess.run(command, cwd=mutants.ROOT, capture_output=True, text=True)
     said = [line for line in done.stdout.splitlines() if not line.startswith("caught")]
     assert done.returncode == 0, "\n".join([*said, done.stderr])
