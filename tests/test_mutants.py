@@ -1,6 +1,7 @@
 """The mutation list stays applicable (fast) and every mutant is caught (slow)."""
 
 import ast
+import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -79,6 +80,7 @@ def test_what_is_not_there_just_once_is_refused():
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
+@pytest.mark.skipif(not os.environ.get("FUSEVLM_MUTANTS"), reason="make mutants hunts all of them")
 def test_mutants_are_caught():
     """Some of every room (``make mutants``: all), in a process of its own: the one that tests are
     forked from must not know fusevlm."""
