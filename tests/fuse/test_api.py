@@ -311,7 +311,7 @@ def test_displays_are_short_true_and_escaped(fuse, new):
         (new, ["80 queries", f"{new.wrong.mean():.1%}", "prior"]),
     ):
         text, page = repr(thing), thing._repr_html_()
-        assert len(text.splitlines()) <= 7
+        assert len(text.splitlines()) <= 8
         assert all(fact in text for fact in facts), text
         assert page.startswith("<table>")
         assert page.count("<tr>") == len(text.splitlines()) - 1

@@ -99,6 +99,64 @@ def test_learn_then_test_starts_at_a_fixed_coverage():
     assert enough.threshold == 10.0
 
 
+def tuning(size, seed, rate=0.25, shift=1.6):
+    """Scores of labelled queries, ascending, normal among right and wrong answers."""
+    rng = np.random.default_rng(seed)
+    wrong = rng.random(size) < rate
+    u = rng.normal(shift * wrong)
+    order = np.argsort(u)
+    return u[order], wrong[order]
+
+
+def test_a_sequence_begins_where_its_first_test_mostly_succeeds():
+    """The power of a first test at each start, by drawing calibration sets from the same world."""
+    size, risk = 250, 0.1
+    starts = np.linspace(0.15, 0.9, 16)
+    scores = tuning(200_000, 0)[0]
+    passed = []
+    for seed in range(300):
+        u, wrong = tuning(size, 1000 + seed)
+        m = np.searchsorted(u, np.quantile(scores, starts), side="right")
+        errors = np.r_[0, np.cumsum(wrong)][m]
+        passed.append(stats.binom.cdf(errors, m, risk) <= 0.1)
+    power = np.mean(passed, axis=0)
+    near = starts[power >= power.max() - thresholds.NEARLY]
+    found = [thresholds.first_coverage(*tuning(size, k), size, risk, 0.1) for k in range(40)]
+    at = np.interp(found, starts, power)
+    assert np.mean(found) == pytest.approx(np.median(near), abs=0.05)
+    assert at.mean() > power.max() - 0.1  # though each was told by 250 labels alone
+    assert power[0] < power.max() - 0.1  # an early start will not do, nor a late one
+    assert power[8] < power.max() - 0.3
+
+
+def test_starts_of_many_sets_are_those_of_each():
+    sets = [tuning(120, k) for k in range(6)]
+    u, wrong = (np.array(side) for side in zip(*sets, strict=True))
+    found = thresholds.first_coverage(u, wrong, 100, 0.2, 0.1)
+    each = [float(thresholds.first_coverage(a, b, 100, 0.2, 0.1)) for a, b in sets]
+    np.testing.assert_array_equal(found, each)
+
+
+@pytest.mark.parametrize("top", [0.05, 0.3, 0.6])
+def test_a_sequence_begins_below_the_limit_of_what_is_answered(top):
+    u, wrong = tuning(500, 3, rate=0.05)  # nearly all starts are as powerful
+    free = thresholds.candidate_grid(u, 500, 0.3, 0.1, wrong=wrong)[0]
+    limit = float(np.quantile(u, top))
+    for labels in (wrong, None):
+        grid = thresholds.candidate_grid(u, 500, 0.3, 0.1, wrong=labels, limit=limit)
+        assert grid[0] <= limit < grid[-1] == u[-1]  # those above are the caller's to leave out
+    assert free > np.quantile(u, 0.4)
+
+
+@pytest.mark.parametrize("labels", [np.zeros(60), np.ones(60)])
+def test_a_start_is_found_whatever_the_labels(labels):
+    u = np.sort(np.random.default_rng(0).standard_normal(60))
+    for risk in (1e-4, 0.05, 0.5, 0.999):
+        grid = thresholds.candidate_grid(u, 60, risk, 0.1, wrong=labels, limit=-9.0)
+        assert len(grid) >= 1
+        assert np.isfinite(grid).all()
+
+
 def test_hoeffding_bentkus_p_value_against_mapie():
     mean, m = np.array([0.05, 0.1, 0.15, 0.19, 0.3]), np.array([50, 80, 200, 500, 70])
     expected = compute_hoeffding_bentkus_p_value(mean, m, 0.2)[:, 0]

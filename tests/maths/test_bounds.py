@@ -79,3 +79,10 @@ def test_allowed_errors_are_the_most_that_pass(risk, delta):
     for m, most in zip(sizes[1:], found[1:], strict=True):
         assert most == -1 or stats.binom.cdf(most, m, risk) <= delta + 1e-12
         assert most == m or stats.binom.cdf(most + 1, m, risk) > delta - 1e-12
+
+
+@pytest.mark.parametrize(("m", "error"), [(11, 0.0), (40, 0.05), (40, 0.2), (200, 0.12), (5, 0.01)])
+def test_the_power_of_a_test_by_summing_over_errors(m, error):
+    passes = stats.binom.cdf(np.arange(m + 1), m, 0.2) <= 0.1
+    expected = stats.binom.pmf(np.arange(m + 1), m, error)[passes].sum()
+    assert bounds.power_of_test(m, error, 0.2, 0.1) == pytest.approx(expected, abs=1e-12)

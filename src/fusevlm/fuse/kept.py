@@ -121,20 +121,23 @@ def candidates(model: Model, options: Options, size: int, risk: float, delta: fl
     """Candidate thresholds from the tuning scores, ignorant of any other query's label.
 
     The cap is a limit of the sequence: P(wrong) rises with u, so the candidates below it come
-    first, and a fixed sequence may stop anywhere.
+    first, and a fixed sequence may stop anywhere. Where it begins must not depend on newer labels
+    (a tilt), which may be those of the test.
     """
     risk, delta = checks.fraction(risk, "risk"), checks.fraction(delta, "delta")
     wrong = None if model.tuned is None else model.tuned[:, 1]
-    grid = thresholds.candidate_grid(model.u, size, risk, delta, wrong=wrong)
+    own = replace(model, tilt=None)
+    limit = float(np.max(below_cap(own, options, model.u), initial=-np.inf))
+    grid = thresholds.candidate_grid(model.u, size, risk, delta, wrong=wrong, limit=limit)
     return below_cap(model, options, grid)
 
 
-def below_cap(model: Model, options: Options, grid: FloatArray) -> FloatArray:
-    """The candidates up to the cap of P(wrong)."""
+def below_cap(model: Model, options: Options, u: FloatArray) -> FloatArray:
+    """The scores up to the cap of P(wrong)."""
     if model.score_map is None:
-        return grid
-    p = model.score_map(grid)
-    return grid[(p if model.tilt is None else model.tilt(p)) <= options.cap]
+        return u
+    p = model.score_map(u)
+    return u[(p if model.tilt is None else model.tilt(p)) <= options.cap]
 
 
 def _rule(rule: str | None, options: Options) -> str:

@@ -29,7 +29,7 @@ from fusevlm import checks
 from fusevlm.checks import BoolArray, FloatArray, IntArray
 from fusevlm.displays import Displayed
 from fusevlm.errors import InputError
-from fusevlm.fuse.thresholds import least_answers
+from fusevlm.fuse.thresholds import first_coverage, least_answers
 from fusevlm.maths import bounds
 from fusevlm.metrics import auroc as auroc_of
 
@@ -279,20 +279,12 @@ def single_powers(
     E[g(M)] for M ~ Bin(n, c) and every n: one query more is answered or not, so that the values for
     n + 1 labels are (1 − c)·g(m) + c·g(m + 1) of those for n.
     """
-    g = power_of_test(np.arange(most + 1), error, risk, delta)
+    g = bounds.power_of_test(np.arange(most + 1), error, risk, delta)
     found = np.empty(most + 1)
     for n in range(most + 1):
         found[n] = g[0]
         g = (1.0 - coverage) * g[:-1] + coverage * g[1:]
     return found
-
-
-def power_of_test(answered: IntArray, error: float | FloatArray, risk: float, delta: float) -> Any:
-    """P(the exact test of ``risk`` succeeds) after so many answers, each wrong with ``error``."""
-    from scipy.special import bdtr
-
-    most = bounds.allowed_errors(answered, risk, delta)
-    return np.where(most < 0, 0.0, bdtr(np.maximum(most, 0), np.maximum(answered, 1), error))
 
 
 @dataclass(frozen=True)
@@ -341,7 +333,8 @@ class _Trials:
         """``learn_then_test`` with the ``candidate_grid`` of the others, for all sets at once."""
         scores, errors = _in_order(u[:, ~apart], wrong[:, ~apart])
         size = int(apart.sum())
-        start = self._starts(errors, size)[:, None]
+        start = first_coverage(scores, np.diff(errors, axis=1), size, self.risk, self.delta)
+        start = start[:, None]
         place = (start + (1.0 - start) * np.linspace(0.0, 1.0, 161)) * (scores.shape[1] - 1)
         below = np.minimum(place.astype(int), scores.shape[1] - 2)
         low, high = (np.take_along_axis(scores, below + k, axis=1) for k in (0, 1))
@@ -354,20 +347,6 @@ class _Trials:
         stop = np.where(failed.any(axis=1), np.argmax(failed, axis=1), grid.shape[1])
         last = np.take_along_axis(grid, np.maximum(stop - 1, 0)[:, None], axis=1)[:, 0]
         return np.where(stop > 0, last, -np.inf)
-
-    def _starts(self, errors: IntArray, size: int) -> FloatArray:
-        """The coverage at which each set's sequence begins, by the errors of its tuning labels."""
-        from scipy.special import bdtr
-
-        least = min(1.5 * least_answers(self.risk, self.delta) / size, 1.0)
-        coverage = np.linspace(least, 1.0, 41)
-        known = np.maximum(1, np.round(coverage * (errors.shape[1] - 1)).astype(int))
-        answered = np.maximum(1, np.round(coverage * size).astype(int))
-        rate = np.minimum(1.0, (errors[:, known] + 1.0) / (known + 1.0))
-        allowed = bounds.allowed_errors(answered, self.risk, self.delta)
-        power = np.where(allowed < 0, 0.0, bdtr(np.maximum(allowed, 0.0), answered, rate))
-        best = power.max(axis=1, keepdims=True) - 1e-3
-        return np.asarray(coverage[np.argmax(power >= best, axis=1)])
 
 
 def _in_order(u: FloatArray, wrong: BoolArray) -> tuple[FloatArray, IntArray]:
@@ -500,7 +479,7 @@ def _first_size(
     """
     sizes = np.unique(np.geomspace(1, MAX_LABELS, 200).astype(int))
     answered = np.floor(COVERAGES[:, None] * sizes).astype(int)
-    low = power_of_test(answered, rate[:, None], risk, delta) < power
+    low = bounds.power_of_test(answered, rate[:, None], risk, delta) < power
     last = np.where(low.any(axis=1), len(sizes) - 1 - np.argmax(low[:, ::-1], axis=1), -1)
     best = int(np.argmin(last))
     if last[best] + 1 == len(sizes):

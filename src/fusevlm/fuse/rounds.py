@@ -375,7 +375,10 @@ class Rounds(Displayed):
         kept, shared = self.fitted.kept, self.fitted.shared
         order = np.argsort(tuned, kind="stable")
         known = None if labels is None else labels[order]
-        grid = thresholds.candidate_grid(tuned[order], len(u), risk, delta, wrong=known)
+        limit = float(stopping.on_one_scale(np.array(self.options.cap)))  # by the tiers' own P
+        grid = thresholds.candidate_grid(
+            tuned[order], len(u), risk, delta, wrong=known, limit=limit
+        )
         p = np.full(len(u), np.nan)
         if score_map is not None:  # P(wrong) rises with u: a fixed sequence may stop anywhere
             grid, p = grid[score_map(grid) <= self.options.cap], score_map(u)

@@ -31,8 +31,10 @@ from fusevlm.checks import BoolArray, FloatArray, IntArray, Shape
 from fusevlm.displays import Displayed
 from fusevlm.errors import InputError
 from fusevlm.maths import bounds
+from fusevlm.maths.logistic import discriminant
 
 START_COVERAGE = 0.2  # where a fixed sequence over observed scores begins, chosen by simulation
+NEARLY = 0.1  # starts whose power is so little below the best are as good
 
 
 @dataclass(frozen=True, repr=False)
@@ -454,43 +456,55 @@ def candidate_grid(
     delta: float,
     n_points: int = 161,
     wrong: FloatArray | BoolArray | None = None,
+    limit: float = np.inf,
 ) -> FloatArray:
     """Candidates for a calibration set of ``size``, from scores of queries that are not in it.
 
-    Quantiles of ``scores`` from the coverage at which the fixed sequence should begin: where the
-    labels ``wrong`` of those queries promise the first test most power, or without them at 20 %; in
-    any case where ``size`` is large enough for a test that could succeed.
+    Quantiles of ``scores`` from the coverage at which the fixed sequence should begin
+    (:func:`first_coverage`, by the labels ``wrong`` of those queries; without them 20 %): below the
+    ``limit``, above which nothing is expected to be answered.
     """
-    least = min(1.5 * least_answers(risk, delta) / size, 1.0)
-    start = max(START_COVERAGE, least)
-    if wrong is not None:
-        start = _powerful_start(scores, wrong, size, risk, delta, least)
-    return np.unique(np.quantile(scores, np.linspace(min(start, 1.0), 1.0, n_points)))
+    top = float(np.mean(scores <= limit)) or 1.0
+    if wrong is None:
+        start = min(max(START_COVERAGE, _least_coverage(size, risk, delta)), top)
+    else:
+        order = np.argsort(scores, kind="stable")
+        start = float(first_coverage(scores[order], wrong[order], size, risk, delta, top))
+    return np.unique(np.quantile(scores, np.linspace(start, 1.0, n_points)))
 
 
-def _powerful_start(
+def first_coverage(
     scores: FloatArray,
     wrong: FloatArray | BoolArray,
     size: int,
     risk: float,
     delta: float,
-    least: float,
-) -> float:
-    """The coverage whose test would most likely succeed, by the error rates of these labels.
+    top: float = 1.0,
+) -> FloatArray:
+    """The coverage [...] at which the fixed sequence over ``size`` other queries should begin.
 
-    The rate below each candidate is smoothed by one error more, so that a short run of luck does
-    not decide. Of equally powerful starts the smallest: everything above it can still be reached.
+    scores  of labelled queries, ascending [..., N]
+    wrong   their labels
+    top     the largest coverage that is allowed
+
+    Where the first test has most power, by the errors that a binormal model of the scores expects
+    below each candidate: the errors themselves are too few to tell. A sequence ends with its first
+    failure, so that a start beside a steep fall of power is a risk: of all starts nearly as
+    powerful as the best (:data:`NEARLY`) the middle one, but none at which no test can succeed.
     """
-    from scipy.special import bdtr
-
-    coverage = np.linspace(least, 1.0, 41)
-    errors = np.concatenate([[0.0], np.cumsum(np.asarray(wrong, float)[np.argsort(scores)])])
-    known = np.maximum(1, np.round(coverage * len(scores)).astype(int))
+    least = min(_least_coverage(size, risk, delta), top)
+    coverage = np.linspace(least, top, 41)
+    expected = np.cumsum(discriminant(scores, wrong), axis=-1)
+    known = np.maximum(1, np.round(coverage * scores.shape[-1]).astype(int))
     answered = np.maximum(1, np.round(coverage * size).astype(int))
-    rate = np.minimum(1.0, (errors[known] + 1.0) / (known + 1.0))
-    allowed = bounds.allowed_errors(answered, risk, delta)
-    power = np.where(allowed < 0, 0.0, bdtr(np.maximum(allowed, 0), answered, rate))
-    return float(coverage[int(np.argmax(power >= power.max() - 1e-3))])
+    power = bounds.power_of_test(answered, expected[..., known - 1] / known, risk, delta)
+    rank = np.cumsum(power >= power.max(axis=-1, keepdims=True) - NEARLY, axis=-1)
+    return np.asarray(coverage[np.argmax(rank > rank[..., -1:] // 2, axis=-1)])
+
+
+def _least_coverage(size: int, risk: float, delta: float) -> float:
+    """At which a test of ``size`` queries could well succeed, were all answers right."""
+    return min(1.5 * least_answers(risk, delta) / size, 1.0)
 
 
 def least_answers(risk: float, delta: float) -> int:

@@ -94,7 +94,8 @@ class VectorModel:
                 column[rows] = values
             shares[rows] = share
         m0, sigma0, u_hat, tau2, m, sigma = out
-        weight = np.where(np.isinf(tau2), 1.0, tau2 / (tau2 + sigma0**2))
+        told = np.isfinite(tau2)  # by some evidence; else the prior is all there is
+        weight = np.divide(tau2, tau2 + sigma0**2, out=np.ones(size), where=told)
         fused = fusion.Posterior(m, sigma, weight)
         named = {name: shares[:, j] * (1.0 - weight) for j, name in enumerate(self.names)}
         return Conditioned(m0, sigma0, u_hat, tau2, fused, named)

@@ -41,6 +41,15 @@ def allowed_errors(m: Any, risk: float, delta: float) -> IntArray:
     return np.asarray(found).astype(np.int64)
 
 
+def power_of_test(m: Any, error: Any, risk: float, delta: float) -> FloatArray:
+    """P(the exact test of ``risk`` succeeds) after ``m`` answers, each wrong with ``error``."""
+    from scipy.special import bdtr
+
+    most = allowed_errors(m, risk, delta)
+    found = bdtr(np.maximum(most, 0).astype(np.float64), np.maximum(m, 1), error)
+    return np.where(most < 0, 0.0, found)
+
+
 def clopper_pearson_upper(errors: Any, m: Any, delta: float) -> FloatArray:
     """The exact 1−δ upper confidence limit of a risk after ``errors`` in ``m``; 1 when m = 0."""
     from scipy.special import betaincinv
