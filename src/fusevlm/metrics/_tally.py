@@ -47,7 +47,16 @@ def sum_by_group(
     groups: Groups, rows: np.ndarray[tuple[int, ...], np.dtype[Number]]
 ) -> np.ndarray[tuple[int, ...], np.dtype[Number]]:
     """Sums (..., G) of ``rows`` (..., N) over each group."""
-    return np.add.reduceat(rows[..., groups.order], groups.start, axis=-1)
+    return _sums(groups, np.take(rows, groups.order, axis=-1))
+
+
+def _sums(
+    groups: Groups, ordered: np.ndarray[tuple[int, ...], np.dtype[Number]]
+) -> np.ndarray[tuple[int, ...], np.dtype[Number]]:
+    """The same of rows that are in the groups' order; where each is its own, those rows."""
+    if len(groups.start) == len(groups.order):
+        return ordered
+    return np.add.reduceat(ordered, groups.start, axis=-1)
 
 
 def total(rows: FloatArray | IntArray) -> FloatArray:
@@ -58,8 +67,7 @@ def total(rows: FloatArray | IntArray) -> FloatArray:
 def tally(score: FloatArray, wrong: BoolArray, counts: IntArray) -> Tally:
     """Right and wrong answers per distinct score in each resample ``counts`` (..., N)."""
     groups = group(score)
+    ordered, label = np.take(counts, groups.order, axis=-1), wrong[groups.order]
     return Tally(
-        groups.key,
-        right=sum_by_group(groups, counts * ~wrong),
-        wrong=sum_by_group(groups, counts * wrong),
+        groups.key, right=_sums(groups, ordered * ~label), wrong=_sums(groups, ordered * label)
     )
