@@ -27,6 +27,7 @@ import numpy as np
 from benchmarks.columns import Columns, load
 from fusevlm import Fuse, metrics
 from fusevlm.fuse import probability, thresholds
+from fusevlm.fuse.estimator import divide
 from fusevlm.maths.logistic import choose_ridge, fit_linear, unit_folds
 from fusevlm.pipeline.measure import holm
 from fusevlm.render.text import layout
@@ -98,15 +99,24 @@ def one_source(known: Columns, rest: Columns, source: str) -> Floats:
     return np.asarray(fuse.score(**rest.arguments()).m0)
 
 
-def baseline(known: Columns, rest: Columns, name: str) -> Judged:
-    """A label-free score: the same map to P(wrong), all labels for map and threshold."""
+def baseline(known: Columns, rest: Columns, name: str, *, halved: bool = False) -> Judged:
+    """A label-free score: the same map to P(wrong), all labels for map and threshold.
+
+    ``halved``: half of the labels choose the candidates, as they do for ``Fuse``.
+    """
     u, v = known.scores[name], rest.scores[name]
     to_p = probability.fit_score_map("auto", u, known.wrong)
     assert to_p is not None
-    theta = {
-        risk: thresholds.learn_then_test(u, known.wrong, risk=risk, delta=DELTA).threshold
-        for risk in RISKS
-    }
+    tune, held = divide([str(unit) for unit in known.unit], 0.5, 0)
+    theta = {}
+    for risk in RISKS:
+        rows, grid = slice(None), None
+        if halved:
+            rows, wrong = held, known.wrong[tune]
+            grid = thresholds.candidate_grid(u[tune], len(held), risk, DELTA, wrong=wrong)
+        theta[risk] = thresholds.learn_then_test(
+            u[rows], known.wrong[rows], risk=risk, delta=DELTA, grid=grid
+        ).threshold
     return Judged(v, to_p(v), theta)
 
 
@@ -194,12 +204,18 @@ def report_differences(seeds: Sequence[Columns], labels: Sequence[str], n_boot: 
     ]
 
 
-def divided(columns: Columns, seed: int) -> tuple[Columns, Columns]:
-    """All images in two halves, whatever they were before."""
-    names = np.unique(columns.unit)
+def halves(unit: Floats, seed: int) -> tuple[Floats, Floats]:
+    """Rows of all images in two halves, whatever they were before."""
+    names = np.unique(unit)
     first = np.random.default_rng(seed).permutation(names)[: len(names) // 2]
-    known = np.isin(columns.unit, first)
-    return columns.take(known), columns.take(~known)
+    known = np.isin(unit, first)
+    return np.flatnonzero(known), np.flatnonzero(~known)
+
+
+def divided(columns: Columns, seed: int) -> tuple[Columns, Columns]:
+    """The columns in two halves."""
+    known, rest = halves(columns.unit, seed)
+    return columns.take(known), columns.take(rest)
 
 
 def report_divisions(

@@ -1,10 +1,12 @@
 """As few samples as the decision needs: coverage and cost of FUSE in rounds.
 
-``python -m benchmarks.rounds embedded FILE … [--divisions 100] [--boot 0]``
+``python -m benchmarks.rounds embedded FILE … [--divisions 100] [--boot 0] [--each 50]``
     Columns of seeds (benchmarks.columns). Certified coverage at 5 and 10 % risk and generated
     tokens of FUSE in rounds (as needed, and for budgets), of FUSE with 20 samples and with none,
-    and of every baseline at 20: mean over divisions of all images in halves, the same for all.
-    The interval of a difference draws images anew (--boot), with ten divisions each.
+    and of every baseline at 20 (all labels for its threshold, or half of them for the start of the
+    sequence, as FUSE has it): mean over divisions of all images in halves, the same for all.
+    The interval of a difference draws images anew (--boot), with --each divisions of them: the
+    fewer, the wider. --jobs 2 are so many processes.
 ``python -m benchmarks.rounds replay [--data DIR] [--divisions 20]``
     TriviaQA (texts of LLaMA-13B) and FESTA (three VLMs): coverage against answers generated, of
     rounds for budgets, of fixed numbers of samples, and of votes that stop early.
@@ -22,8 +24,11 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
+from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +36,7 @@ import numpy as np
 
 from benchmarks import blackbox
 from benchmarks.columns import FEWER, LOG_DET, Columns, load
-from benchmarks.confirm import STATISTICS, _repeat, baseline, chosen, divided, practical
+from benchmarks.confirm import STATISTICS, _repeat, baseline, chosen, halves
 from fusevlm import Fuse, Samples
 from fusevlm.fuse.rounds import Rounds, Tier, usual_tiers
 from fusevlm.fuse.thresholds import learn_then_test
@@ -46,6 +51,7 @@ RISKS, DELTA, N = (0.05, 0.1), 0.1, 20
 BUDGETS = (None, 0.0, 1.0, 2.0, 4.0, 8.0, 20.0)
 TIERS = usual_tiers(N, sizes=FEWER)
 FIXED, NONE = "practical, 20 samples", "practical, no sample"
+HALVED = ", half the labels for the start"
 REACHED = "share that reaches each tier"
 SIZES = (0, 1, 2, 4, 8, 16, 20, 32, 50)  # samples whose seconds are told
 
@@ -59,11 +65,11 @@ def named(budget: float | None) -> str:
 
 def tables(columns: Columns) -> list[Queries]:
     """The queries at each tier: evidence of so many samples."""
+    samples = [Samples([], answer="-", answer_logprobs=[-value]) for value in columns.nll]
     found = []
     for tier in TIERS:
         name = LOG_DET if tier.samples == N else f"{LOG_DET}_{tier.samples}"
         own = chosen(columns, STATISTICS, (name,) if tier.samples else ())
-        samples = [Samples([], answer="-", answer_logprobs=[-value]) for value in own.nll]
         found.append(
             Queries(
                 [str(k) for k in range(len(own))], samples, own.wrong, prior=own.prior,
@@ -82,55 +88,65 @@ def tokens(columns: Columns, samples: Floats) -> Floats:
     return np.asarray(found)
 
 
-def judged(columns: Columns, seed: int, names: Sequence[str]) -> dict[str, Floats]:
+def judged(
+    columns: Columns,
+    at: Sequence[Queries],
+    seed: int,
+    names: Sequence[str] = (),
+    budgets: Sequence[float | None] = (None,),
+) -> dict[str, Floats]:
     """[risks, 3] of each method: coverage, tokens a query, and the errors among its answers.
 
-    Beside them [risks, tiers]: the share of queries that reach each tier, as needed.
+    ``at`` are the :func:`tables` of the columns, which are divided in halves by the seed. Beside
+    the methods [risks, tiers]: the share of queries that reach each tier, as needed.
     """
-    known, rest = divided(columns, seed)
+    known, rest = halves(columns.unit, seed)
+    calibration, test = ([table.take(rows) for table in at] for rows in (known, rest))
+    new, wrong = columns.take(rest), columns.wrong[rest]
     found: dict[str, list[tuple[float, ...]]] = {}
 
     def note(name: str, answered: Floats, spent: float) -> None:
-        wrong = float(rest.wrong[answered].mean()) if answered.any() else 0.0
-        found.setdefault(name, []).append((float(np.mean(answered)), spent, wrong))
+        errors = float(wrong[answered].mean()) if answered.any() else 0.0
+        found.setdefault(name, []).append((float(np.mean(answered)), spent, errors))
 
-    rounds = Rounds(TIERS).fit(tables(known))
-    scored = rounds.score(tables(rest))
+    rounds = Rounds(TIERS).fit(calibration)
+    scored = rounds.score(test)
     sizes = np.array([tier.samples for tier in rounds.fitted.tiers])
     for risk in RISKS:
-        for budget in BUDGETS:
+        for budget in budgets:
             one = rounds.decide(scored, risk=risk, delta=DELTA, samples=budget)
-            note(named(budget), one.answer, float(tokens(rest, sizes[one.tier]).mean()))
+            note(named(budget), one.answer, float(tokens(new, sizes[one.tier]).mean()))
             if budget is None:
                 reached = tuple(float(np.mean(one.tier >= k)) for k in range(len(sizes)))
                 found.setdefault(REACHED, []).append(reached)
-    whole = float(tokens(rest, np.full(len(rest), N)).mean())
-    alone = float(tokens(rest, np.zeros(len(rest))).mean())
-    forms: dict[str, tuple[Any, float]] = {
-        FIXED: (practical(known, rest), whole),
-        NONE: (practical(known, rest, evidence=()), alone),
-        **{
-            name: (baseline(known, rest, name), alone if name == "g_nll" else whole)
-            for name in names
-        },
-    }
-    for risk in RISKS:
-        for name, (form, spent) in forms.items():
-            note(name, form.u <= form.theta[risk], spent)
+    whole = float(tokens(new, np.full(len(new), N)).mean())
+    alone = float(tokens(new, np.zeros(len(new))).mean())
+    for name, tier, spent in ((FIXED, -1, whole), (NONE, 0, alone)):
+        fuse = Fuse().fit(calibration[tier])
+        scores = fuse.score(test[tier])
+        for risk in RISKS:
+            note(name, fuse.decide(scores, risk=risk, delta=DELTA).answer, spent)
+    old = columns.take(known) if names else columns
+    for name in names:
+        for label, halved in ((name, False), (f"{name}{HALVED}", True)):
+            form = baseline(old, new, name, halved=halved)
+            for risk in RISKS:
+                note(label, form.u <= form.theta[risk], alone if name == "g_nll" else whole)
     return {name: np.array(rows) for name, rows in found.items()}
 
 
-def embedded(seeds: Sequence[Columns], n_divisions: int, n_boot: int) -> str:
+def embedded(seeds: Sequence[Columns], n_divisions: int, n_boot: int, each: int, jobs: int) -> str:
     names = list(label_free(list(seeds[0].scores)))
+    known = [(columns, tables(columns)) for columns in seeds]
+    work = [partial(judged, *one, d, names, BUDGETS) for one in known for d in range(n_divisions)]
     table: dict[str, list[Floats]] = {}
-    for columns in seeds:
-        for d in range(n_divisions):
-            _progress("divisions", d, n_divisions)
-            for name, rows in judged(columns, d, names).items():
-                table.setdefault(name, []).append(rows)
+    for one in _each(work, "divisions", jobs):
+        for name, rows in one.items():
+            table.setdefault(name, []).append(rows)
     mean = {name: np.mean(rows, axis=0) for name, rows in table.items()}
     reached, full = mean.pop(REACHED), mean[FIXED][0, 1]
-    order = sorted(mean, key=lambda n: (n in names, -mean[n][0, 0] if n in names else 0))
+    bare = {name: name.removesuffix(HALVED) in names for name in mean}
+    order = sorted(mean, key=lambda n: (bare[n], -mean[n][0, 0] if bare[n] else 0))
     lines = [
         (
             name, f"{mean[name][0, 0]:.3f}", f"{mean[name][1, 0]:.3f}", f"{mean[name][0, 2]:.3f}",
@@ -146,34 +162,62 @@ def embedded(seeds: Sequence[Columns], n_divisions: int, n_boot: int) -> str:
     tiers = (f"{tier.samples} samples" for tier in TIERS)
     parts = [layout(head, lines), layout((f"{named(None)}: {REACHED}", *tiers), shares)]
     if n_boot:
-        parts.append(_intervals(seeds, n_boot))
+        parts.append(_intervals(seeds, table, each, n_boot, jobs))
     return "\n\n".join(parts)
 
 
-def _intervals(seeds: Sequence[Columns], n_boot: int) -> str:
-    """Differences of certified coverage with intervals over images drawn anew."""
+def _intervals(
+    seeds: Sequence[Columns],
+    table: Mapping[str, Sequence[Floats]],
+    each: int,
+    n_boot: int,
+    jobs: int,
+) -> str:
+    """Differences of certified coverage, with intervals over images drawn anew."""
     rng = np.random.default_rng(0)
-    found: dict[str, list[Floats]] = {FIXED: [], NONE: []}
-    for b in range(n_boot):
-        _progress("draws of images", b, n_boot)
-        images = np.unique(seeds[0].unit)
-        drawn = rng.choice(images, len(images))
-        rows: dict[str, list[Floats]] = {FIXED: [], NONE: []}
-        for columns in seeds:
-            own = _repeat(columns, drawn)
-            for d in range(10):
-                one = judged(own, 1000 * b + d, ())
-                for name in rows:
-                    rows[name].append(one[named(None)][:, 0] - one[name][:, 0])
-        for name, values in rows.items():
-            found[name].append(np.mean(values, axis=0))
+    images = np.unique(seeds[0].unit)
+    draws = [rng.choice(images, len(images)) for _ in range(n_boot)]
+    work = [partial(_drawn, seeds, own, 1000 * b, each) for b, own in enumerate(draws)]
+    found = list(_each(work, "draws of images", jobs))
     lines = []
-    for name, values in found.items():
-        low, high = np.quantile(values, [0.025, 0.975], axis=0)
-        cells = [f"{np.mean(values, axis=0)[r]:+.3f} [{low[r]:+.3f}, {high[r]:+.3f}]"
+    for name in (FIXED, NONE):
+        own = [a[:, 0] - b[:, 0] for a, b in zip(table[named(None)], table[name], strict=True)]
+        low, high = np.quantile([one[name] for one in found], [0.025, 0.975], axis=0)
+        cells = [f"{np.mean(own, axis=0)[r]:+.3f} [{low[r]:+.3f}, {high[r]:+.3f}]"
                  for r in range(len(RISKS))]  # fmt: skip
         lines.append((f"{named(None)} − {name}", *cells))
     return layout(("certified coverage", "at 5 %", "at 10 %"), lines)
+
+
+def _drawn(
+    seeds: Sequence[Columns], images: Floats, first: int, n_divisions: int
+) -> dict[str, Floats]:
+    """Mean differences [risks] over the divisions of some images, of which some are there twice."""
+    rows: dict[str, list[Floats]] = {FIXED: [], NONE: []}
+    for columns in seeds:
+        own = _repeat(columns, images)
+        at = tables(own)
+        for d in range(n_divisions):
+            one = judged(own, at, first + d)
+            for name, values in rows.items():
+                values.append(one[named(None)][:, 0] - one[name][:, 0])
+    return {name: np.mean(values, axis=0) for name, values in rows.items()}
+
+
+_WORK: list[Callable[[], Any]] = []  # what a forked process inherits, and need not be sent
+
+
+def _each(work: Sequence[Callable[[], Any]], what: str, jobs: int) -> Iterator[Any]:
+    """The results of some work, in its order, by so many processes."""
+    _WORK[:] = work
+    with ProcessPoolExecutor(jobs, get_context("fork")) as pool:
+        for done, one in enumerate(pool.map(_called, range(len(work))), 1):
+            _progress(what, done, len(work))
+            yield one
+
+
+def _called(number: int) -> Any:
+    return _WORK[number]()
 
 
 # --------------------------------------------------------------------------------------- replay
@@ -342,12 +386,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--data", type=Path, default=default and Path(default))
     parser.add_argument("--divisions", type=int)
     parser.add_argument("--boot", type=int, default=0)
+    parser.add_argument("--each", type=int, default=50)
+    parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--repetitions", type=int, default=400)
     parser.add_argument("--questions", type=int, default=48)
     args = parser.parse_args(arguments)
     logging.getLogger("fusevlm").setLevel(logging.CRITICAL)
     if args.part == "embedded":
-        print(embedded([load(path) for path in args.files], args.divisions or 100, args.boot))
+        seeds = [load(path) for path in args.files]
+        print(embedded(seeds, args.divisions or 100, args.boot, args.each, args.jobs))
     elif args.part == "promise":
         print(promise(args.repetitions))
     elif args.part == "seconds":

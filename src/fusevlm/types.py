@@ -506,8 +506,7 @@ class Queries(Displayed):
         def some(values: Any) -> Any:
             if values is None:
                 return None
-            picked = [values[i] for i in rows]
-            return np.array(picked) if isinstance(values, np.ndarray) else picked
+            return values[rows] if isinstance(values, np.ndarray) else [values[i] for i in rows]
 
         changes = {
             name: some(getattr(self, name))

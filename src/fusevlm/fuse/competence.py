@@ -61,7 +61,7 @@ class Competence:
     def predict(self, inputs: Mapping[str, FloatArray]) -> tuple[FloatArray, FloatArray]:
         """Mean and variance of f [N], on the scale of the standardised labels."""
         X = project(self.projections, inputs)
-        return X @ self.weights, self.noise * np.einsum("nc,ck,nk->n", X, self.covariance, X)
+        return X @ self.weights, self.noise * _spread(X, self.covariance)
 
     def parts(self, inputs: Mapping[str, FloatArray]) -> dict[str, FloatArray]:
         """What each kind of input adds to the mean [N]."""
@@ -121,6 +121,11 @@ def fit_projection(rows: FloatArray, most: int = COMPONENTS) -> Projection:
     return Projection(mean, np.ascontiguousarray(scaled))  # in the order a saved one has
 
 
+def _spread(X: FloatArray, covariance: FloatArray) -> FloatArray:
+    """xᵀSx of each row."""
+    return np.asarray(((X @ covariance) * X).sum(axis=1))
+
+
 def _whitened(rows: FloatArray, groups: IntArray, shared: float) -> FloatArray:
     """Rows times (I + υ·11ᵀ)^(−½) within each unit: their noise is then independent."""
     if shared == 0.0:
@@ -165,7 +170,7 @@ def _left_out(
     """Mean and variance of f at each row from a fit without the rows of its unit."""
     mean, variance = np.empty(len(white)), np.empty(len(white))
     half = F @ model.covariance
-    usual = np.einsum("nc,ck,nk->n", X, model.covariance, X)
+    usual = _spread(X, model.covariance)
     order = np.argsort(groups, kind="stable")
     for rows in np.split(order, np.cumsum(np.bincount(groups))[:-1]):
         own, mine = X[rows], F[rows]
