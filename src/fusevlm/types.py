@@ -25,6 +25,7 @@ from fusevlm.errors import InputError
 from fusevlm.meanings import best_sample, strings
 
 MOST_SHOWN = 5  # different samples in a display
+GRAIN, TELLING = 1e-6, 32  # of a log-probability in single precision; bits that tell queries apart
 
 
 @dataclass(frozen=True, eq=False)
@@ -167,13 +168,15 @@ class Samples(Displayed):
 
     @property
     def fingerprint(self) -> int | None:
-        """64 bits of texts and log-probabilities; None without log-probabilities.
+        """64 bits of texts and log-probabilities; None where those do not tell queries apart.
 
-        Texts alone do not tell queries apart: many are answered "yes", "yes", "yes".
+        Many are answered "yes", "yes", "yes", and with the same log-probabilities too: near
+        certainty a model in single precision has few of them, so that they hold few bits.
         """
         rows = [*(self.token_logprobs or ())]
         rows += [] if self.answer_logprobs is None else [self.answer_logprobs]
-        if not rows:
+        numbers = np.unique(np.concatenate(rows)) if rows else np.zeros(0)
+        if np.log2(1.0 + np.abs(numbers) / GRAIN).sum() < TELLING:
             return None
         texts = "\0".join(self.texts).encode(errors="surrogatepass")
         digest = blake2b(b"".join([texts, *(row.tobytes() for row in rows)]), digest_size=8)

@@ -253,6 +253,19 @@ def test_queries_of_the_fit_are_recognised(tmp_path, fuse, world, new, caplog):
         assert told[0].startswith("30 of 40 queries were in the fit: figures on them are optim")
 
 
+def test_certain_answers_do_not_identify_a_query():
+    """Of 1,500 near certainty, in single precision, some are equal by chance."""
+    sure = [np.log1p(-np.random.default_rng(k).exponential(1e-3, 2)) for k in range(1500)]
+    rows = [np.float64(np.float32(8.0 + row) - np.float32(8.0)) for row in sure]
+    assert len({tuple(row) for row in rows}) < len(rows)
+    said = [Samples(["yes"] * 3, [row] * 3, answer="yes", answer_logprobs=row) for row in rows]
+    assert not any(one.fingerprint for one in said)
+    unsure = [Samples(["no"], [[-0.7]], answer="yes", answer_logprobs=[r[0], -0.2]) for r in rows]
+    found = [one.fingerprint for one in unsure]
+    assert None not in found
+    assert found == [one.fingerprint for one in unsure]
+
+
 def test_texts_alone_do_not_identify_a_query(world, caplog):
     texts = [Samples(["yes"] * 5) for _ in range(300)]
     fuse = Fuse().fit(texts, world.wrong, s=world.s, extra={"entropy": world.columns["u"]})
