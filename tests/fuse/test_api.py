@@ -255,8 +255,8 @@ def test_queries_of_the_fit_are_recognised(tmp_path, fuse, world, new, caplog):
 
 def test_certain_answers_do_not_identify_a_query():
     """Of 1,500 near certainty, in single precision, some are equal by chance."""
-    sure = [np.log1p(-np.random.default_rng(k).exponential(1e-3, 2)) for k in range(1500)]
-    rows = [np.float64(np.float32(8.0 + row) - np.float32(8.0)) for row in sure]
+    sure = [np.log1p(-np.random.default_rng(k).exponential(2e-5, 2)) for k in range(1500)]
+    rows = [(np.float32(8.0 + row) - np.float32(8.0)).astype(np.float64) for row in sure]
     assert len({tuple(row) for row in rows}) < len(rows)
     said = [Samples(["yes"] * 3, [row] * 3, answer="yes", answer_logprobs=row) for row in rows]
     assert not any(one.fingerprint for one in said)

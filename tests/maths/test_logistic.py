@@ -2,8 +2,6 @@
 
 import numpy as np
 import pytest
-from scipy.special import expit
-from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import log_loss
 from sklearn.model_selection import PredefinedSplit, cross_val_predict
@@ -13,7 +11,6 @@ from sklearn.preprocessing import StandardScaler
 from fusevlm.maths.logistic import (
     RIDGES,
     choose_ridge,
-    discriminant,
     fit_linear,
     logistic_regression,
     unit_folds,
@@ -93,23 +90,3 @@ def test_units_stay_together_in_any_order():
     order = np.random.default_rng(0).permutation(60)
     np.testing.assert_array_equal(unit_folds([units[k] for k in order], 5, 0), folds[order])
     assert (unit_folds(units, 5, seed=1) != folds).any()
-
-
-@pytest.mark.parametrize("rate", [0.05, 0.3, 0.8])
-def test_the_discriminant_against_scikit_learn(rate):
-    rng = np.random.default_rng(4)
-    y = rng.random((3, 240)) < rate
-    u = rng.normal(1.4 * y, 0.7) + 5.0
-    for mine, labels, found in zip(u, y, discriminant(u, y), strict=True):
-        model = LinearDiscriminantAnalysis(solver="lsqr").fit(mine[:, None], labels)
-        ones, zeros = labels.sum(), (~labels).sum()
-        half = np.log((ones + 0.5) / (zeros + 0.5)) - np.log(ones / zeros)  # a case more of each
-        expected = expit(model.decision_function(mine[:, None]) + half)
-        np.testing.assert_allclose(found, expected, rtol=1e-9)
-
-
-def test_a_discriminant_of_one_class_or_of_equal_values_tells_nothing():
-    u = np.arange(9.0)
-    np.testing.assert_allclose(discriminant(u, np.zeros(9)), 0.5 / 10)
-    np.testing.assert_allclose(discriminant(u, np.ones(9)), 9.5 / 10)
-    np.testing.assert_allclose(discriminant(np.full(9, 3.0), u < 2), 2.5 / 10)

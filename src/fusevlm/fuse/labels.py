@@ -333,8 +333,10 @@ class _Trials:
         """``learn_then_test`` with the ``candidate_grid`` of the others, for all sets at once."""
         scores, errors = _in_order(u[:, ~apart], wrong[:, ~apart])
         size = int(apart.sum())
-        start = first_coverage(scores, np.diff(errors, axis=1), size, self.risk, self.delta)
-        start = start[:, None]
+        wrong_in_order = np.diff(errors, axis=1)
+        start = np.array(
+            [[first_coverage(own, size, self.risk, self.delta)] for own in wrong_in_order]
+        )
         place = (start + (1.0 - start) * np.linspace(0.0, 1.0, 161)) * (scores.shape[1] - 1)
         below = np.minimum(place.astype(int), scores.shape[1] - 2)
         low, high = (np.take_along_axis(scores, below + k, axis=1) for k in (0, 1))

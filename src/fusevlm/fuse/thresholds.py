@@ -31,10 +31,9 @@ from fusevlm.checks import BoolArray, FloatArray, IntArray, Shape
 from fusevlm.displays import Displayed
 from fusevlm.errors import InputError
 from fusevlm.maths import bounds
-from fusevlm.maths.logistic import discriminant
 
 START_COVERAGE = 0.2  # where a fixed sequence over observed scores begins, chosen by simulation
-NEARLY = 0.1  # starts whose power is so little below the best are as good
+NEARLY = 0.2  # starts whose power is so little below the best are as good
 
 
 @dataclass(frozen=True, repr=False)
@@ -469,37 +468,32 @@ def candidate_grid(
         start = min(max(START_COVERAGE, _least_coverage(size, risk, delta)), top)
     else:
         order = np.argsort(scores, kind="stable")
-        start = float(first_coverage(scores[order], wrong[order], size, risk, delta, top))
+        start = first_coverage(wrong[order], size, risk, delta, top)
     return np.unique(np.quantile(scores, np.linspace(start, 1.0, n_points)))
 
 
 def first_coverage(
-    scores: FloatArray,
-    wrong: FloatArray | BoolArray,
-    size: int,
-    risk: float,
-    delta: float,
-    top: float = 1.0,
-) -> FloatArray:
-    """The coverage [...] at which the fixed sequence over ``size`` other queries should begin.
+    wrong: FloatArray | BoolArray, size: int, risk: float, delta: float, top: float = 1.0
+) -> float:
+    """The coverage at which the fixed sequence over ``size`` other queries should begin.
 
-    scores  of labelled queries, ascending [..., N]
-    wrong   their labels
-    top     the largest coverage that is allowed
+    wrong  labels of queries in the order of their scores, the surest first
+    top    the largest coverage that is allowed
 
-    Where the first test has most power, by the errors that a binormal model of the scores expects
-    below each candidate: the errors themselves are too few to tell. A sequence ends with its first
-    failure, so that a start beside a steep fall of power is a risk: of all starts nearly as
-    powerful as the best (:data:`NEARLY`) the middle one, but none at which no test can succeed.
+    Where the first test has most power, by the errors that are expected below each candidate: those
+    seen, smoothed to a rate that rises with the score, for a few errors more or less are luck. A
+    sequence ends with its first failure, so that a start beside a steep fall of power is a risk: of
+    all starts nearly as powerful as the best (:data:`NEARLY`) it is the middle one.
     """
-    least = min(_least_coverage(size, risk, delta), top)
-    coverage = np.linspace(least, top, 41)
-    expected = np.cumsum(discriminant(scores, wrong), axis=-1)
-    known = np.maximum(1, np.round(coverage * scores.shape[-1]).astype(int))
+    from scipy.optimize import isotonic_regression
+
+    coverage = np.linspace(min(_least_coverage(size, risk, delta), top), top, 41)
+    known = np.maximum(1, np.round(coverage * len(wrong)).astype(int))
     answered = np.maximum(1, np.round(coverage * size).astype(int))
-    power = bounds.power_of_test(answered, expected[..., known - 1] / known, risk, delta)
-    rank = np.cumsum(power >= power.max(axis=-1, keepdims=True) - NEARLY, axis=-1)
-    return np.asarray(coverage[np.argmax(rank > rank[..., -1:] // 2, axis=-1)])
+    expected = np.cumsum(isotonic_regression(np.asarray(wrong, dtype=np.float64)).x)
+    power = bounds.power_of_test(answered, expected[known - 1] / known, risk, delta)
+    near = np.flatnonzero(power >= power.max() - NEARLY)
+    return float(coverage[near[len(near) // 2]])
 
 
 def _least_coverage(size: int, risk: float, delta: float) -> float:

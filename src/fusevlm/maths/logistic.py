@@ -1,7 +1,4 @@
-"""Logistic regression with a ridge: of a few columns, or of more features than queries.
-
-And its closed form for one column that is normal in both classes (:func:`discriminant`).
-"""
+"""Logistic regression with a ridge: of a few columns, or of more features than queries."""
 
 from __future__ import annotations
 
@@ -11,7 +8,7 @@ from typing import Annotated
 
 import numpy as np
 
-from fusevlm.checks import BoolArray, FloatArray, IntArray, Shape
+from fusevlm.checks import FloatArray, IntArray, Shape
 
 RIDGES = (1e-4, 1e-3, 1e-2, 1e-1, 1.0, 10.0)
 
@@ -21,25 +18,6 @@ def sigmoid(x: FloatArray) -> FloatArray:
     from scipy.special import expit
 
     return np.asarray(expit(x))
-
-
-def discriminant(u: FloatArray, y: FloatArray | BoolArray) -> FloatArray:
-    """P(y = 1 | u) [..., N] of values that are normal in both classes, with one spread σ.
-
-    sigmoid(ln(n₁/n₀) + (μ₁ − μ₀)·(u − (μ₁ + μ₀)/2)/σ²), half a case added to n₁ and n₀. Where a
-    class is missing, or nothing varies inside them, u tells nothing and P is (n₁ + ½)/(N + 1).
-    """
-    ones = np.asarray(y, dtype=np.float64)
-    counts = np.stack([1.0 - ones, ones]).sum(axis=-1)
-    sums = np.stack([(1.0 - ones) * u, ones * u]).sum(axis=-1)
-    zero, one = sums / np.maximum(counts, 1.0)
-    inside = u - np.where(ones > 0, one[..., None], zero[..., None])
-    variance = np.mean(inside**2, axis=-1)
-    tells = (counts.min(axis=0) > 0) & (variance > 0)
-    slope = np.where(tells, (one - zero) / np.where(tells, variance, 1.0), 0.0)[..., None]
-    middle = 0.5 * (one + zero)[..., None]
-    odds = np.log((counts[1] + 0.5) / (counts[0] + 0.5))[..., None]
-    return sigmoid(odds + slope * (u - middle))
 
 
 def logistic_regression(X: FloatArray, y: FloatArray, ridge: float = 1e-6) -> FloatArray:
