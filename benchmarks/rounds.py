@@ -9,12 +9,16 @@
     fewer, the wider. --jobs 2 are so many processes.
 ``python -m benchmarks.rounds replay [--data DIR] [--divisions 20]``
     TriviaQA (texts of LLaMA-13B) and FESTA (three VLMs): coverage against answers generated, of
-    rounds for budgets, of fixed numbers of samples, and of votes that stop early.
+    rounds for budgets, of fixed numbers of samples, and of votes that stop early. *Above a mixture*
+    is against all samples for some queries and the fewest for the others, at the same cost.
 ``python -m benchmarks.rounds promise [--repetitions 400]``
     How often the promised risk is exceeded: by the whole rule, and by a rule that peeks.
 ``python -m benchmarks.rounds seconds``
     Seconds a question of ``ask`` and of a table, with 20 samples and in rounds, and of sampling
     alone with fixed numbers of samples, in one process.
+``python -m benchmarks.rounds server``
+    The same of a real language model behind a server: SmolLM2-135M in llama.cpp, asked for
+    capitals (make .venv/.slow).
 """
 
 from __future__ import annotations
@@ -26,6 +30,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import redirect_stdout
 from dataclasses import replace
 from functools import partial
 from multiprocessing import get_context
@@ -38,6 +43,7 @@ from benchmarks import blackbox
 from benchmarks.columns import FEWER, LOG_DET, Columns, load
 from benchmarks.confirm import STATISTICS, _repeat, baseline, chosen, halves
 from fusevlm import Fuse, Samples
+from fusevlm.fuse.probability import fit_score_map
 from fusevlm.fuse.rounds import Rounds, Tier, usual_tiers
 from fusevlm.fuse.thresholds import learn_then_test
 from fusevlm.render.text import layout
@@ -47,7 +53,7 @@ from fusevlm.scores.votes import VOTES, voted
 from fusevlm.types import Queries
 
 Floats = np.ndarray[Any, Any]
-RISKS, DELTA, N = (0.05, 0.1), 0.1, 20
+RISKS, DELTA, N, CAP = (0.05, 0.1), 0.1, 20, 0.5
 BUDGETS = (None, 0.0, 1.0, 2.0, 4.0, 8.0, 20.0)
 TIERS = usual_tiers(N, sizes=FEWER)
 FIXED, NONE = "practical, 20 samples", "practical, no sample"
@@ -242,7 +248,7 @@ def replay_tiers(task: blackbox.Task) -> list[Tier]:
 
 
 def replay(tasks: Sequence[blackbox.Task], divisions: int, vectors: Any) -> str:
-    found: dict[tuple[str, str], list[tuple[float, float, int, int]]] = {}
+    found: dict[tuple[str, str], list[tuple[float, float, int, int]]] = {}  # as Noted
     for task in tasks:
         tiers = replay_tiers(task)
         inputs = {} if vectors is None else {"text": vectors([r.query.question for r in task.rows])}
@@ -273,16 +279,48 @@ def replay(tasks: Sequence[blackbox.Task], divisions: int, vectors: Any) -> str:
             for name, (used, u) in votes.items():
                 theta = learn_then_test(u[fit], known[0].wrong, risk=task.risk, delta=DELTA)
                 note(name, used[rest] + 1, theta.answers(u[rest]))
+                to_p = fit_score_map("auto", u[fit], known[0].wrong)
+                assert to_p is not None
+                below = to_p(u[rest]) <= CAP  # as FUSE answers nothing that is likelier wrong
+                note(f"{name}, capped", used[rest] + 1, theta.answers(u[rest]) & below)
+    ends = _ends({name: rows for (_, name), rows in found.items()})
     lines = [
         (
             task, name, f"{np.mean([r[0] for r in rows]):.2f}",
             f"{np.mean([r[1] for r in rows]):.3f}",
             f"{np.mean([r[1] == 0 for r in rows]):.2f}",
             f"{sum(r[2] for r in rows) / max(1, sum(r[3] for r in rows)):.3f}",
+            _above(rows, *ends),
         )
         for (task, name), rows in found.items()
     ]  # fmt: skip
-    return layout(("", "rule", "answers", "certified at .3", "nothing", "observed risk"), lines)
+    head = ("", "rule", "answers", "certified at .3", "nothing", "observed risk", "above a mixture")
+    return layout(head, lines)
+
+
+Noted = Sequence[tuple[float, float, int, int]]  # answers, coverage, errors, answered
+
+
+def _ends(found: Mapping[str, Noted]) -> tuple[Noted, Noted]:
+    """The cheapest and the dearest fixed number of samples, of those in all divisions."""
+    most = max(map(len, found.values()))
+    fixed = [v for name, v in found.items() if name.startswith("fixed") and len(v) == most]
+    fixed.sort(key=lambda rows: rows[0][0])
+    return fixed[0], fixed[-1]
+
+
+def _above(rows: Noted, cheap: Noted, dear: Noted) -> str:
+    """Coverage above that of drawing all samples for some queries and the fewest for the others.
+
+    For as many that the mixture costs the same; ± the standard error over divisions.
+    """
+    if len(rows) < len(cheap):
+        return ""
+    cost, low, high = (float(np.mean([r[0] for r in one])) for one in (rows, cheap, dear))
+    share = np.clip((cost - low) / (high - low), 0.0, 1.0)
+    own, first, last = (np.array([r[1] for r in one]) for one in (rows, cheap, dear))
+    gains = own - (1.0 - share) * first - share * last
+    return f"{gains.mean():+.3f} ± {gains.std() / np.sqrt(len(gains)):.3f}"
 
 
 # -------------------------------------------------------------------------------------- promise
@@ -358,6 +396,80 @@ def seconds(count: int) -> str:
     return layout(("", "ms a question", "faster"), lines)
 
 
+SERVER = """
+[data]
+source = "files"
+calibration = "calibration.jsonl"
+test = "test.jsonl"
+[sample]
+model = "openai:smollm2@{url}"
+n = {n}
+temperature = "1.0"
+max_new_tokens = 12
+[server]
+concurrency = {slots}
+[embed]
+towers = "minilm"
+[adapter]
+source = "none"
+[calibrate]
+methods = ["practical", "g_nll", "frequency_answer"]
+[evaluate]
+risks = [{risk}]
+risk = {risk}
+[report]
+figures = ["roc"]
+"""
+
+
+def server(count: int, n: int = 16, risk: float = 0.3) -> str:
+    """A run, then its test questions asked again: with n samples each, and in rounds."""
+    import json
+    from tempfile import TemporaryDirectory
+
+    from tests.models import capitals
+    from tests.models.real_servers import counting, llama_cpp
+
+    import fusevlm
+    from fusevlm.cli import main as run
+    from fusevlm.data.correctness import is_wrong
+    from fusevlm.data.tables import read_queries
+
+    asked = capitals.rows(every=True)
+    ways = {f"{n} samples": None, "as needed": "as needed", "4 on average": 4.0, "none": 0.0}
+    lines = []
+    with TemporaryDirectory() as name, llama_cpp(slots=n) as url, counting(url) as proxy:
+        home = Path(name)
+        for split, some in {"calibration": asked[::2], "test": asked[1::2]}.items():
+            (home / f"{split}.jsonl").write_text("\n".join(map(json.dumps, some)))
+        (home / "own.toml").write_text(SERVER.format(url=proxy.url, n=n, slots=n, risk=risk))
+        with redirect_stdout(sys.stderr):
+            run(["run", str(home / "own.toml"), "--run", str(home / "run"), "--quiet"])
+        assistant = fusevlm.load(home / "run")
+        questions = read_queries(str(home / "test.jsonl"))[:count]
+        assistant.ask(None, questions[0].question, risk=risk)  # towers are loaded once
+        for name, samples in ways.items():
+            calls, start = proxy.calls, time.perf_counter()
+            told = [
+                assistant.ask(None, query.question, risk=risk, samples=samples)
+                for query in questions
+            ]
+            took = (time.perf_counter() - start) / len(told)
+            pairs = zip(questions, told, strict=True)
+            given = [(q, one) for q, one in pairs if one.decision == "answer"]
+            wrong = [is_wrong(one.answer, q.references) for q, one in given]
+            lines.append(
+                (
+                    name, f"{took:.2f}", f"{(proxy.calls - calls) / len(told):.2f}",
+                    f"{np.mean([one.generated for one in told]):.2f}",
+                    f"{len(given) / len(told):.2f}",
+                    f"{np.mean(wrong):.2f}" if given else "–",
+                )
+            )  # fmt: skip
+    head = ("", "s a question", "calls", "answers", f"answered at {risk:g}", "of them wrong")
+    return layout(head, lines)
+
+
 def _sampled(model: Any, asked: Sequence[Any], n: int) -> None:
     from fusevlm.models.temperatures import parse
 
@@ -380,7 +492,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("part", choices=("embedded", "replay", "promise", "seconds"))
+    parser.add_argument("part", choices=("embedded", "replay", "promise", "seconds", "server"))
     parser.add_argument("files", type=Path, nargs="*")
     default = os.environ.get("FUSEVLM_TEST_DATA")
     parser.add_argument("--data", type=Path, default=default and Path(default))
@@ -399,6 +511,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(promise(args.repetitions))
     elif args.part == "seconds":
         print(seconds(args.questions))
+    elif args.part == "server":
+        print(server(args.questions))
     else:
         from benchmarks.mmbench import vectors_of
 
