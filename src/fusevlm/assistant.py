@@ -165,7 +165,7 @@ class Assistant(Displayed):
 
         risk     wanted error rate among the answered
         delta    the chance that it does not hold
-        n        samples; as many as in the calibration if None
+        n        samples; as many as in the calibration if None; 0: the answer alone decides
         samples  instead of n: as many as the decision needs (``"as needed"``), or so many on
                  average, drawn in rounds
         seed     of the sampling: the same seed gives the same answer
@@ -209,13 +209,15 @@ class Assistant(Displayed):
             raise InputError(
                 f"n is {size}; at most {MOST_SAMPLES} samples are drawn for a question."
             )
-        if samples is None and size < 2 and "logdet" in self.fuse.model.evidence:
-            raise InputError(
-                f"n is {size}; this fit rests on what samples say: expected at least 2. With "
-                f"samples='{AS_NEEDED}' (--fast) it decides with fewer, or none."
-            )
         if samples is not None and n is not None:
             raise InputError("n and samples were both given; give one of them.")
+        if samples is None and size < 2 and "logdet" in self.fuse.model.evidence:
+            if size or self.rounds is None or self.rounds.fitted.tiers[0].samples:
+                raise InputError(
+                    f"n is {size}; this fit rests on what samples say: expected at least 2. With "
+                    f"samples='{AS_NEEDED}' (--fast) it decides with fewer, or none."
+                )
+            samples = 0.0  # the first of the rounds: the answer alone
         if len({query.id for query in queries}) < len(queries):
             raise InputError("two queries have the same id; ids must be unique.")
         found: dict[str, Found] = {}

@@ -50,6 +50,18 @@ def test_as_few_samples_as_the_decision_needs(assistant):
     assert [one.answer for one in full] == [one.answer for one in together]
 
 
+def test_no_samples_are_the_first_of_the_rounds(assistant):
+    query = queries("test", limit=1)[0]
+    asked = (query.images[0], query.question)
+    found = assistant.ask(*asked, n=0)
+    assert found.as_dict() == assistant.ask(*asked, samples=0.0).as_dict()
+    assert (found.generated, dict(found.samples)) == (1.0, {})
+    assert 0 < found.p_wrong < 1
+    for size, own in ((1, assistant), (0, replace(assistant, rounds=None))):
+        with pytest.raises(InputError, match=f"n is {size}; this fit rests on what samples say"):
+            own.ask(*asked, n=size)
+
+
 def test_more_samples_are_watched_as_they_arrive(assistant):
     """A budget that buys samples where the decision is open; each round is told."""
     asked = [replace(q, id=f"q{k}") for k, q in enumerate(queries("test", limit=30))]

@@ -8,7 +8,7 @@ import pytest
 from tests.serve.live import ASK, CLEAN, QUESTION, SHAPE, Gate, code, data_url, noise, served
 
 from fusevlm import Query
-from fusevlm.serve.desk import digest_of
+from fusevlm.serve.desk import Asked, Terms, digest_of
 from fusevlm.serve.limits import Limits
 from fusevlm.serve.schemas import AnswerReply
 
@@ -155,6 +155,16 @@ def test_as_few_samples_as_the_decision_needs(client, assistant):
     assert all(one["p_wrong"] is not None for _, one in told)
     refused = client.post("/v1/decide", json={"id": found["id"], "risk": 0.2})
     assert (refused.status_code, code(refused)) == (409, "other_risk")
+
+
+def test_answers_alone_are_decided_at_each_ones_risk(client, assistant):
+    for risk in (0.1, 0.3):
+        found = client.post("/v1/ask", json={**ASK, "n": 0, "risk": risk}).json()
+        same(found, alone(assistant, SHAPE, QUESTION, n=0, risk=risk))
+        assert (found["generated"], found["samples"], found["risk"]) == (1, {}, risk)
+    terms = [Terms(risk, 0.1, n=n) for n in (0, None) for risk in (0.1, 0.3)]
+    keys = [Asked(Query("q", "what"), own, "q").key for own in terms]
+    assert len(set(keys)) == 3  # with samples any risk goes together, without none does
 
 
 @pytest.mark.parametrize("image", [CLEAN, noise(7)], ids=["clean", "noise"])

@@ -42,7 +42,7 @@ def _add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", default="embedded", help="embedded, or a run folder (embedded)")
     parser.add_argument("--risk", type=float, default=0.05, help="wanted error rate (0.05)")
     parser.add_argument("--delta", type=float, default=0.1, help="chance to miss it (0.1)")
-    parser.add_argument("-n", type=int, help="sampled answers (the model's: 20)")
+    parser.add_argument("-n", type=int, help="sampled answers (20); 0: the answer alone")
     parser.add_argument("--fast", action="store_true", help="as many samples as the decision needs")
     parser.add_argument("--samples", type=float, metavar="X", help="so many, on average")
     parser.add_argument("--seed", type=int, default=0, help="of the sampling (0)")

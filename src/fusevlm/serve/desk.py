@@ -89,9 +89,10 @@ class Asked:
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """Those of one key can be asked together; all samples serve any risk."""
+        """Those of one key can be asked together; all samples serve any risk, rounds one."""
         terms = self.terms
-        risk = None if terms.samples is None else (terms.risk, terms.delta)
+        in_rounds = terms.samples is not None or terms.n == 0
+        risk = (terms.risk, terms.delta) if in_rounds else None
         return terms.n, terms.samples, terms.seed, bool(self.query.images), risk
 
 
