@@ -2,6 +2,7 @@
 
 import io
 import logging
+from types import SimpleNamespace
 
 import pytest
 
@@ -21,9 +22,9 @@ class Screen(io.StringIO):
 
 @pytest.fixture
 def ticks(monkeypatch):
-    """A clock that a test moves; what is shown depends on nothing else."""
+    """A clock that a test moves, of this module alone: a server of other tests may be running."""
     now = [100.0]
-    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: now[0]))
     return now
 
 

@@ -87,8 +87,9 @@ def served(answerer, *, token=None, hosts=HERE, name="embedded", offer=None, **o
             yield client, desk
     finally:
         server.should_exit = True
-        thread.join()
+        thread.join(90)
         listening.close()
+        assert not thread.is_alive(), "the server did not end"
 
 
 def code(reply):
