@@ -2,21 +2,23 @@
 
 import json
 from dataclasses import replace
+from socket import socketpair
 
 import pytest
 from tests.pipeline.synthetic_runs import config_of, differing, write_tables
 
 from fusevlm.config import as_tree
-from fusevlm.errors import InputError
+from fusevlm.errors import ArtefactError, InputError
 from fusevlm.models.budget import BudgetError, Meter
-from fusevlm.pipeline.cluster import fitness
+from fusevlm.pipeline.cluster import engine, fitness
 from fusevlm.pipeline.cluster.driver import need_answer
 from fusevlm.pipeline.cluster.engine import _told
 from fusevlm.pipeline.cluster.fitness import Machine, Resources, Wish, shares
 from fusevlm.pipeline.cluster.ledger import MOST_ATTEMPTS, Ledger, shared_by
 from fusevlm.pipeline.cluster.worker import Task, Worker
 from fusevlm.pipeline.data import read_asked
-from fusevlm.pipeline.run import run_stages
+from fusevlm.pipeline.engine import Job
+from fusevlm.pipeline.run import Work, run_stages
 from fusevlm.settings import ServerConfig
 from fusevlm.store.generations import read_generations
 from fusevlm.store.parts import Parts, read_note, write_part
@@ -178,6 +180,37 @@ def test_what_stops_a_stage_is_told_in_its_own_words(home, tmp_path):
     run_stages(tmp_path / "run", config, only="data")
     with pytest.raises(InputError, match="synthetic: d is 1; expected"):
         run_stages(tmp_path / "run", config, to="sample", engine=Elsewhere())
+
+
+# ---------------------------------------------------------------------------------------- engine
+
+
+def engine_at(socket, monkeypatch):
+    """An engine that talks to the other end of a socket, whoever is there."""
+    monkeypatch.setattr(engine, "extra", lambda *given: None)  # without Ray
+    found = engine.RayEngine()
+    found._stream = socket.makefile("rw", encoding="utf-8")
+    socket.close()
+    return found
+
+
+def sampling(home, run, **sections):
+    """The job of a run's samples, and its work."""
+    config = config_of(home, **sections)
+    run_stages(run, config, only="data")
+    work = Work(run, config, lambda *_: None)
+    parts = Parts(run / "sample", "fusevlm.generations")
+    return Job("sample", parts, read_asked(run), 8), work
+
+
+def test_a_cluster_that_went_away_between_two_stages_is_told(home, tmp_path, monkeypatch):
+    """What could not be sent is not sent again by closing."""
+    ours, theirs = socketpair()
+    talk = engine_at(ours, monkeypatch)
+    theirs.close()
+    with pytest.raises(ArtefactError, match=r"went away while it was asked.*the same command"):
+        talk.fill(*sampling(home, tmp_path / "run"))
+    assert talk._stream is None
 
 
 # ---------------------------------------------------------------------------------------- budgets

@@ -7,6 +7,7 @@ import os
 import socket
 import subprocess
 import sys
+from contextlib import suppress
 from dataclasses import asdict, replace
 from types import TracebackType
 from typing import Any
@@ -55,7 +56,8 @@ class RayEngine:
     def close(self) -> None:
         """End the process that has Ray, and the cluster that it started."""
         if self._stream is not None:
-            self._stream.close()
+            with suppress(OSError):  # nobody is there any more to take what was left to say
+                self._stream.close()
             self._stream = None
         if self._process is not None:
             try:
@@ -153,7 +155,7 @@ class RayEngine:
             self._stream.write(json.dumps(told) + "\n")
             self._stream.flush()
         except OSError as error:
-            raise self._gone("was asked") from error
+            raise self._gone("it was asked") from error
 
     def _hear(self, work: Work, what: str) -> dict[str, Any]:
         try:
