@@ -282,6 +282,17 @@ def test_workers_leave_a_cpu_for_their_pieces(cpus, wish, pieces, expected):
     assert found.workers * found.cpus <= cpus - 1
 
 
+def test_any_number_of_workers_leaves_a_cpu():
+    """Shares are counted as Ray does, in ten-thousandths: none is rounded up, none refused."""
+    for cpus in range(2, 33):
+        for workers in range(1, 200):
+            found = shares(Resources(float(cpus)), Wish(workers=workers), False, 1000)
+            assert round(found.cpus * 10_000) * workers <= (cpus - 1) * 10_000
+            assert found.cpus > min(1.0, (cpus - 1) / workers) - 1e-4
+    given = shares(Resources(12.0), Wish(workers=10, cpus=1.1), False, 1000)  # 11.000000000000002
+    assert (given.workers, given.cpus) == (10, 1.1)
+
+
 def test_workers_that_leave_nothing_are_refused():
     with pytest.raises(InputError, match="leave none of the 4 CPUs"):
         shares(Resources(4.0), Wish(workers=4, cpus=1.0), False, 10)
