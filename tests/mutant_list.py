@@ -817,7 +817,7 @@ MUTANTS = [
            "there.cpus - 1.0", "there.cpus",
            "pipeline/test_cluster.py::test_workers_leave_a_cpu_for_their_pieces"),
     Mutant("what a dead worker finished is made again", "pipeline/cluster/worker.py:Worker._make",
-           "again and self._done(place, index, given)", "False",
+           "again and self._done(index, given)", "False",
            "pipeline/test_cluster.py::test_a_part_that_a_dead_worker_finished_is_not_made_again"),
     Mutant("a deadly piece is tried for ever", "pipeline/cluster/worker.py:Worker.make",
            "tried > MOST_ATTEMPTS", "False",

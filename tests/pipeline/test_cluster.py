@@ -175,6 +175,25 @@ def test_a_piece_whose_workers_keep_dying_is_given_up(home, tmp_path):
     assert "part 2 of sample was begun 4 times, and each time its worker died" in answer["error"]
 
 
+def test_a_finished_piece_is_not_given_up_for_those_that_came_with_it(home, tmp_path):
+    """Pieces go in bundles: when a worker dies, those that it finished are begun again too."""
+    run, ledger = tmp_path / "run", Ledger({})
+    worker = worker_of(home, run, ledger)
+    for _ in range(2 * MOST_ATTEMPTS):
+        assert "error" not in json.loads(worker.make(json.dumps(PIECE)))
+    assert "version" not in read_note(Parts(run / "sample", "fusevlm.generations").place,
+                                      "fusevlm.generations", 2)  # fmt: skip
+
+
+def test_a_model_that_kills_its_workers_is_given_up_before_it_is_loaded(home, tmp_path):
+    ledger = Ledger({})
+    worker = worker_of(home, tmp_path / "run", ledger)
+    for _ in range(MOST_ATTEMPTS):
+        ledger.begin(2)
+    assert "its worker died" in worker.make(json.dumps(PIECE))
+    assert "_opened" not in vars(worker)
+
+
 def test_what_stops_a_stage_is_told_in_its_own_words(home, tmp_path):
     config = config_of(home, sample={"model": "synthetic:d=1"})
     run_stages(tmp_path / "run", config, only="data")
