@@ -10,7 +10,7 @@ from tests.pipeline.synthetic_runs import config_of, differing, write_tables
 from fusevlm.config import as_tree
 from fusevlm.errors import ArtefactError, InputError
 from fusevlm.models.budget import BudgetError, Meter
-from fusevlm.pipeline.cluster import engine, fitness
+from fusevlm.pipeline.cluster import driver, engine, fitness
 from fusevlm.pipeline.cluster.driver import need_answer
 from fusevlm.pipeline.cluster.engine import _told
 from fusevlm.pipeline.cluster.fitness import Machine, Resources, Wish, shares
@@ -230,6 +230,53 @@ def test_a_cluster_that_went_away_between_two_stages_is_told(home, tmp_path, mon
     with pytest.raises(ArtefactError, match=r"went away while it was asked.*the same command"):
         talk.fill(*sampling(home, tmp_path / "run"))
     assert talk._stream is None
+
+
+class Told(Exception):
+    """There is nothing more to hear."""
+
+
+class Fake:
+    """A cluster with so many CPUs that notes what it is asked for; and who talks with it."""
+
+    def __init__(self, cpus, lines):
+        self.cpus, self.lines, self.filled = cpus, list(lines), []
+
+    def resources(self):
+        return Resources(float(self.cpus))
+
+    def machines(self, run):
+        return [fitness.this_machine()]
+
+    def fill(self, told, shares):
+        self.filled.append((told, shares))
+        return []
+
+    def hear(self):
+        if not self.lines:
+            raise Told
+        return self.lines.pop(0)
+
+    def say(self, **told):
+        return
+
+
+@pytest.mark.parametrize("cpus", [2, 64])
+@pytest.mark.parametrize("workers", [0, 3, 50])
+@pytest.mark.parametrize("at_once", [1, 8])
+def test_calls_at_a_time_are_those_of_all_workers(home, monkeypatch, cpus, workers, at_once):
+    """However many workers there are, whatever the machine has that gave the command."""
+    config = config_of(home, server={"concurrency": at_once})
+    wanted = {"address": "", "workers": workers, "cpus": None, "gpus": None, "memory_gb": None}
+    task = Task("sample", "run", as_tree(config), "fusevlm.generations", 8, paid=True)
+    job = {"task": vars(task), "pieces": list(range(100))}
+    fake = Fake(cpus, [{**wanted, "run": "run", "shared": True}, job])
+    monkeypatch.setattr(driver, "Cluster", lambda *given: fake)
+    with pytest.raises(Told):
+        driver.serve(fake)
+    ((told, found),) = fake.filled
+    assert found.workers == min(workers or cpus, at_once)
+    assert found.workers * told["task"]["config"]["server"]["concurrency"] <= at_once
 
 
 # ---------------------------------------------------------------------------------------- budgets

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 import socket
 import subprocess
 import sys
 from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from types import TracebackType
 from typing import Any
 
@@ -22,7 +21,7 @@ from fusevlm.pipeline.engine import Job
 from fusevlm.pipeline.parts import Piece
 from fusevlm.pipeline.run import Work
 from fusevlm.pipeline.sample import load_sampler, note_server, read_server
-from fusevlm.settings import ClusterConfig, Config
+from fusevlm.settings import ClusterConfig
 from fusevlm.store.files import open_log
 
 LOG = "ray.log"  # in the run folder: what Ray says
@@ -114,13 +113,12 @@ class RayEngine:
         before = _introduced(job, work) if paid else None
         size = job.parts.size or job.size
         limits = {k: v for k, v in asdict(config.server).items() if v is not None}
-        most = config.server.concurrency if paid else 0
         self._say(
             task=asdict(
                 Task(
                     job.stage,
                     str(work.run.absolute()),
-                    as_tree(_slower(config, self.settings.workers) if paid else config),
+                    as_tree(config),
                     job.parts.kind,
                     size,
                     paid,
@@ -131,7 +129,6 @@ class RayEngine:
             limits=limits,
             before=before,
             memory_gb=self.settings.memory_gb,
-            most_workers=most,
         )
         total = len(job.items)
         done = total - sum(len(piece.items) for piece in pieces)
@@ -202,10 +199,3 @@ def _introduced(job: Job, work: Work) -> dict[str, Any]:
         note_server(job.parts.folder, load_sampler(work.config))
         noted = read_server(work.run, job.stage)
     return noted
-
-
-def _slower(config: Config, workers: int) -> Config:
-    """The config with a worker's part of the calls that may run at a time."""
-    count = workers or os.cpu_count() or 1
-    each = max(1, config.server.concurrency // max(1, min(count, config.server.concurrency)))
-    return replace(config, server=replace(config.server, concurrency=each))

@@ -11,7 +11,7 @@ import hashlib
 import os
 import platform
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -169,6 +169,12 @@ def shares(there: Resources, wanted: Wish, needs_gpu: bool, n_pieces: int) -> Sh
 def _share(cpus: float, workers: int) -> float:
     """A worker's part of some CPUs, rounded down: all parts together are never more than that."""
     return cpus * GRAINS // workers / GRAINS
+
+
+def of_each(config: Config, workers: int) -> Config:
+    """The config of each of so many workers: its part of the calls that may run at a time."""
+    each = max(1, config.server.concurrency // workers)
+    return replace(config, server=replace(config.server, concurrency=each))
 
 
 def needs_gpu(stage: str, config: Config, n_gpus: float) -> bool:
