@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from functools import partial
 from socket import socketpair
 
 import pytest
@@ -19,9 +20,12 @@ from fusevlm.pipeline.cluster.worker import Task, Worker
 from fusevlm.pipeline.data import read_asked
 from fusevlm.pipeline.engine import Job
 from fusevlm.pipeline.run import Work, run_stages
+from fusevlm.pipeline.sample import note_part
 from fusevlm.settings import ServerConfig
-from fusevlm.store.generations import read_generations
+from fusevlm.store.files import read_sealed, save_sealed
+from fusevlm.store.generations import read_generations, write_generations
 from fusevlm.store.parts import Parts, read_note, write_part
+from fusevlm.types import Generation
 
 
 def calling(ledger):
@@ -230,6 +234,30 @@ def test_a_cluster_that_went_away_between_two_stages_is_told(home, tmp_path, mon
     with pytest.raises(ArtefactError, match=r"went away while it was asked.*the same command"):
         talk.fill(*sampling(home, tmp_path / "run"))
     assert talk._stream is None
+
+
+USED = {"n": True, "logprobs": True, "calls": 90, "prompt_tokens": 9, "answer_tokens": 8,
+        "cost": 0.5}  # fmt: skip
+
+
+def test_what_was_used_of_a_service_never_shrinks(home, tmp_path, monkeypatch):
+    """The worker that counted first is heard last: what is noted is what all have used."""
+    run, ours, theirs = tmp_path / "run", *socketpair()
+    job, work = sampling(home, run, sample={"model": "openai:m@http://localhost:1/v1"})
+    save_sealed(run / "sample" / "server.json", USED)
+    for index in range(2):
+        write_generations(job.parts, index, [Generation(f"q{index}", error="broken")])
+    lines = [{"workers": 2, "cpus": 0.5}]
+    for index, calls in ((1, 120), (0, 100)):
+        told = {"server": {**USED, "calls": calls, "cost": calls / 100}, "halted": ""}
+        lines.append({"index": index, "items": 8, "told": told, "said": []})
+    theirs.sendall("\n".join(map(json.dumps, [*lines, {"done": True}, {}])).encode())
+    talk = engine_at(ours, monkeypatch)
+    talk.fill(replace(job, noted=partial(note_part, job.parts)), work)
+    noted = read_sealed(run / "sample" / "server.json", "")
+    assert (noted["calls"], noted["cost"], noted["prompt_tokens"]) == (120, 1.2, 9)
+    talk.close()
+    theirs.close()
 
 
 class Told(Exception):

@@ -6,6 +6,7 @@ import json
 import socket
 import subprocess
 import sys
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict
 from types import TracebackType
@@ -20,7 +21,7 @@ from fusevlm.pipeline.cluster.worker import Task
 from fusevlm.pipeline.engine import Job
 from fusevlm.pipeline.parts import Piece
 from fusevlm.pipeline.run import Work
-from fusevlm.pipeline.sample import load_sampler, note_server, read_server
+from fusevlm.pipeline.sample import SERVER_TOLD, USED, load_sampler, note_server, read_server
 from fusevlm.settings import ClusterConfig
 from fusevlm.store.files import open_log
 
@@ -132,10 +133,11 @@ class RayEngine:
         )
         total = len(job.items)
         done = total - sum(len(piece.items) for piece in pieces)
-        told = self._hear(work, f"{job.stage} was begun")
-        workers = told["workers"]
-        work.say(f"{job.stage}: {workers} worker{'s' * (workers > 1)}, {told['cpus']:g} CPUs each")
+        begun = self._hear(work, f"{job.stage} was begun")
+        workers = begun["workers"]
+        work.say(f"{job.stage}: {workers} worker{'s' * (workers > 1)}, {begun['cpus']:g} CPUs each")
         work.progress(done, total)
+        used = before or {}
         while True:
             answer = self._hear(work, f"{job.stage} was made")
             if "done" in answer:
@@ -143,7 +145,9 @@ class RayEngine:
             for text in answer["said"]:
                 work.say(text)
             job.parts.note(answer["index"])
-            words = job.noted(answer["index"], answer["told"])
+            told = _grown(answer["told"], used)
+            used = told.get(SERVER_TOLD, used)
+            words = job.noted(answer["index"], told)
             done += answer["items"]
             work.progress(done, total, *filter(None, [words]))
 
@@ -190,6 +194,18 @@ def _told(piece: Piece, job: Job) -> dict[str, Any]:
         "index": piece.index, "start": piece.start, "stop": piece.start + n_items,
         "places": places, "version": version, "n_items": n_items,
     }  # fmt: skip
+
+
+def _grown(told: dict[str, Any], before: Mapping[str, Any]) -> dict[str, Any]:
+    """What a worker tells, with no count of a service below one that another has told before.
+
+    They only grow, and what a worker counted first may be heard last.
+    """
+    if SERVER_TOLD not in told:
+        return told
+    server = told[SERVER_TOLD]
+    most = {name: max(server[name], before.get(name, 0)) for name in (*USED, "cost")}
+    return {**told, SERVER_TOLD: {**server, **most}}
 
 
 def _introduced(job: Job, work: Work) -> dict[str, Any]:
