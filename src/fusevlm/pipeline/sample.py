@@ -108,7 +108,8 @@ def ready_reduction(work: Work, queries: Asked) -> Reduction | None:
 def open_maker(work: Work) -> Sampler:
     """The model of the run, ready to sample."""
     sample = work.config.sample
-    model = load_sampler(work.config, before=read_server(work.run, "sample"), shared=work.shared)
+    noted = read_server(work.run, "sample", "semantics")  # there may be calls of both
+    model = load_sampler(work.config, before=noted, shared=work.shared)
     return Sampler(
         model,
         parse(sample.temperature, sample.n, sample.seed),
