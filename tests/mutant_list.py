@@ -507,7 +507,7 @@ MUTANTS = [
            "self._facts[index] = _numbers(part)",
            "self._facts[len(self._facts)] = _numbers(part)",
            "store/test_parts.py::test_a_part_is_counted_once"),
-    Mutant("an interrupted part kept", "store/parts.py:Parts.__init__",
+    Mutant("an interrupted part kept", "store/parts.py:Parts.tidy",
            "self.place.remove(name)", "pass",
            "store/test_parts.py::test_damaged_and_foreign_parts_are_refused"),
     Mutant("parts of another kind read", "store/parts.py:_of_kind", "part.get('kind') != kind",

@@ -69,14 +69,8 @@ class Parts:
     def __init__(self, folder: AnyPath, kind: str) -> None:
         self.folder, self.kind = Path(folder), kind
         self.place = place_of(folder)
-        self._facts: dict[int, dict[str, int]] = {}
-        used: set[str] = set()
-        for part in _finished(self.place, kind):
-            self._facts[part["index"]] = _numbers(part)
-            used |= _names(part)
-        for name in self.place.names():
-            if NAME.fullmatch(name) and name not in used:
-                self.place.remove(name)  # interrupted
+        self._facts = {part["index"]: _numbers(part) for part in _finished(self.place, kind)}
+        self.tidy()
 
     def __contains__(self, index: int) -> bool:
         return index in self._facts
@@ -135,10 +129,11 @@ class Parts:
         del self._facts[index]
 
     def tidy(self) -> None:
-        """Remove what processes that were killed left between the finished parts."""
+        """Remove what is not of a finished part: what was interrupted, or not removed any more."""
+        known = ({"index": index, **facts} for index, facts in self._facts.items())
+        used = {name for part in known for name in _names(part)}
         for name in self.place.names():
-            found = NAME.fullmatch(name)
-            if found and (found[4] or int(found[1]) not in self._facts):
+            if NAME.fullmatch(name) and name not in used:
                 self.place.remove(name)
 
 
