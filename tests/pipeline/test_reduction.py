@@ -4,7 +4,9 @@ import json
 
 import numpy as np
 import pytest
-from tests.pipeline.synthetic_runs import config_of, results, write_tables
+from PIL import Image
+from tests.pipeline.synthetic_runs import config_of, differing, results, write_tables
+from tests.pipeline.test_cluster import Elsewhere
 
 from fusevlm.errors import InputError
 from fusevlm.pipeline.reduction import MARK, MOST_FULL, decide, load_reduction
@@ -102,3 +104,55 @@ def test_a_whitening_is_fitted_once(home):
     prints = [one.whitener.fingerprint for one in kept.whitenings]
     assert len(prints) == len(set(prints)) >= 2
     assert load_reduction(home / "full" / "sample") is None
+
+
+def late_picture(home):
+    """A run one of whose calibration queries is about a picture that is not there yet."""
+    write_tables(home)
+    rows = [json.loads(line) for line in (home / "calibration.jsonl").read_text().splitlines()]
+    rows[5]["images"] = ["late.png"]
+    (home / "calibration.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    return config_of(home, sample={"states": "reduced"})
+
+
+def test_a_finished_run_outlives_a_calibration_query_that_could_be_answered_now(tmp_path):
+    config, said = late_picture(tmp_path), []
+    first = run_stages(tmp_path / "run", config, to="sample")["sample"]
+    before = results(tmp_path / "run")
+    Image.new("RGB", (8, 8)).save(tmp_path / "late.png")
+    again = run_stages(tmp_path / "run", config, to="sample", say=said.append)["sample"]
+    assert (first.counts["failed"], again.counts) == (1, first.counts)
+    assert results(tmp_path / "run") == before
+    assert any("1 calibration query failed and will not be tried again" in one for one in said)
+
+
+def test_before_test_queries_are_asked_a_failed_calibration_query_is_tried_again(tmp_path):
+    class Stops(Exception):
+        pass
+
+    def progress(stage):
+        def show(done, total, note=""):
+            if stage == "sample" and done >= KNOWN // 2:
+                raise Stops
+
+        return show
+
+    config = late_picture(tmp_path)
+    with pytest.raises(Stops):
+        run_stages(tmp_path / "run", config, to="sample", progress=progress)
+    Image.new("RGB", (8, 8)).save(tmp_path / "late.png")
+    assert run_stages(tmp_path / "run", config, to="sample")["sample"].counts["failed"] == 0
+
+
+def test_workers_do_not_try_a_calibration_query_again_once_it_is_counted_out(tmp_path):
+    """Its picture comes between the calibration queries and the others, of one command."""
+
+    class Late(Elsewhere):
+        def fill(self, job, work):
+            super().fill(job, work)
+            Image.new("RGB", (8, 8)).save(tmp_path / "late.png")
+
+    config = late_picture(tmp_path)
+    run_stages(tmp_path / "one", config, to="sample")
+    run_stages(tmp_path / "two", config, to="sample", engine=Late())
+    assert differing(tmp_path / "one", tmp_path / "two") == []

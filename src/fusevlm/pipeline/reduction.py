@@ -94,9 +94,14 @@ class Reduction:
         store.save_object(folder / FOLDER, FILE, STORED, VERSION, self)
 
 
+def fitted(folder: Path) -> bool:
+    """Whether there is something by which states are reduced."""
+    return (folder / FOLDER / FILE).is_file()
+
+
 def load_reduction(folder: Path) -> Reduction | None:
     """What :meth:`Reduction.save` wrote; None where nothing was."""
-    if not (folder / FOLDER / FILE).is_file():
+    if not fitted(folder):
         return None
     classes = {**CLASSES, "Reduction": Reduction, "Whitening": Whitening}
     found: Reduction = store.load_object(folder / FOLDER, FILE, STORED, VERSION, classes, {})
