@@ -236,6 +236,20 @@ def test_a_cluster_that_went_away_between_two_stages_is_told(home, tmp_path, mon
     assert talk._stream is None
 
 
+def test_progress_of_those_that_come_first_is_of_no_others(home, tmp_path, monkeypatch):
+    """60 calibration queries, none of them done: not 70 of 130."""
+    ours, theirs = socketpair()
+    job, work = sampling(home, tmp_path / "run")
+    lines, seen = [{"workers": 2, "cpus": 0.5}, {"done": True}, {}], []
+    theirs.sendall("\n".join(map(json.dumps, lines)).encode())
+    talk = engine_at(ours, monkeypatch)
+    work = replace(work, progress=lambda *given: seen.append(given))
+    talk.fill(replace(job, until=60, breaks=(60,)), work)
+    assert seen == [(0, 60)]
+    talk.close()
+    theirs.close()
+
+
 USED = {"n": True, "logprobs": True, "calls": 90, "prompt_tokens": 9, "answer_tokens": 8,
         "cost": 0.5}  # fmt: skip
 

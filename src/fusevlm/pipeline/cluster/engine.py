@@ -131,7 +131,7 @@ class RayEngine:
             before=before,
             memory_gb=self.settings.memory_gb,
         )
-        total = len(job.items)
+        total = len(job.items) if job.until is None else job.until
         done = total - sum(len(piece.items) for piece in pieces)
         begun = self._hear(work, f"{job.stage} was begun")
         workers = begun["workers"]
