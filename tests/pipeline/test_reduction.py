@@ -1,6 +1,7 @@
 """States reduced where they are made: the figures of a run that keeps everything, in less room."""
 
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -9,10 +10,14 @@ from tests.pipeline.synthetic_runs import config_of, differing, results, write_t
 from tests.pipeline.test_cluster import Elsewhere
 
 from fusevlm.errors import InputError
+from fusevlm.pipeline.cluster import mirror
+from fusevlm.pipeline.data import read_asked
 from fusevlm.pipeline.reduction import MARK, MOST_FULL, decide, load_reduction
 from fusevlm.pipeline.run import run_stages
-from fusevlm.store.generations import KIND
+from fusevlm.store import places
+from fusevlm.store.generations import KIND, read_generations
 from fusevlm.store.parts import Parts
+from fusevlm.store.places import Bucket, Folder
 
 D, N, KNOWN = 400, 5, 60
 MODEL = {"model": f"synthetic:d={D}"}
@@ -99,6 +104,61 @@ def test_by_itself_from_so_many_queries_on(home, tmp_path, states, size, expecte
     assert decide(config, tmp_path, Many(100, 200)) is expected  # what was begun is kept to
 
 
+class Stops(Exception):
+    """Raised by progress, as Ctrl-C would be."""
+
+
+def after(n_queries):
+    def progress(stage):
+        def show(done, total, note=""):
+            if stage == "sample" and done >= n_queries:
+                raise Stops
+
+        return show
+
+    return progress
+
+
+@pytest.fixture
+def pail(tmp_path, monkeypatch):
+    """A bucket that is a folder of this machine."""
+
+    class Pail(Folder):
+        folder = None
+        beside = Bucket.beside
+
+        def __init__(self, address):
+            self.address = address
+            super().__init__(tmp_path / "pail" / address.removeprefix("s3://"))
+
+    for room in (places, mirror):
+        monkeypatch.setattr(room, "Bucket", Pail)
+    return {"parts": "s3://pail/where"}
+
+
+def test_in_a_bucket_too_what_was_begun_is_kept_to(home, pail, tmp_path):
+    """Parts that are cut anew would hold some queries twice."""
+    for number, states in enumerate(["full", "reduced"]):
+        sample = {**MODEL, "states": states}
+        config = config_of(home, sample=sample, storage=pail)
+        if number == 0:
+            with pytest.raises(Stops):
+                run_stages(tmp_path / "run", config, progress=after(80))
+    run_stages(tmp_path / "run", config, to="sample")
+    asked = [query.id for query in read_asked(tmp_path / "run")]
+    assert [g.query_id for g in read_generations(tmp_path / "run" / "sample")] == asked
+
+
+def test_workers_that_do_not_see_the_run_keep_to_it_too(home, pail, tmp_path):
+    run, config = tmp_path / "run", config_of(home, sample={"states": "reduced"}, storage=pail)
+    run_stages(run, config, to="sample")
+    copy = mirror.fetch(mirror.publish(run, "sample"))
+    now = config_of(home, sample={"states": "full"}, storage=pail)
+    assert decide(now, copy / "sample", read_asked(copy))
+    assert load_reduction(copy / "sample") is not None
+    shutil.rmtree(copy)
+
+
 def test_a_whitening_is_fitted_once(home):
     kept = load_reduction(home / "reduced" / "sample")
     prints = [one.whitener.fingerprint for one in kept.whitenings]
@@ -127,19 +187,9 @@ def test_a_finished_run_outlives_a_calibration_query_that_could_be_answered_now(
 
 
 def test_before_test_queries_are_asked_a_failed_calibration_query_is_tried_again(tmp_path):
-    class Stops(Exception):
-        pass
-
-    def progress(stage):
-        def show(done, total, note=""):
-            if stage == "sample" and done >= KNOWN // 2:
-                raise Stops
-
-        return show
-
     config = late_picture(tmp_path)
     with pytest.raises(Stops):
-        run_stages(tmp_path / "run", config, to="sample", progress=progress)
+        run_stages(tmp_path / "run", config, to="sample", progress=after(KNOWN // 2))
     Image.new("RGB", (8, 8)).save(tmp_path / "late.png")
     assert run_stages(tmp_path / "run", config, to="sample")["sample"].counts["failed"] == 0
 

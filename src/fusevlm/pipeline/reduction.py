@@ -32,7 +32,7 @@ from fusevlm.pipeline.rounds import tiers_of
 from fusevlm.scores.states import FORMS, gram_name, state_gram
 from fusevlm.settings import Config
 from fusevlm.store.generations import KIND, Reduced, Wish, generations_between
-from fusevlm.store.parts import Stored
+from fusevlm.store.parts import Stored, begun
 from fusevlm.types import Generation, Samples
 
 FULL, REDUCED, AUTO = "full", "reduced", "auto"
@@ -112,7 +112,7 @@ def decide(config: Config, folder: Path, asked: Asked) -> bool:
     """Whether states are reduced; decided when the stage is begun, and kept to."""
     if (folder / MARK).is_file():
         return True
-    if any(folder.glob("part-*.json")) or config.sample.gram:
+    if config.sample.gram or begun(folder):
         return False
     wanted, known = config.sample.states, asked.n_calibration
     if wanted == AUTO:

@@ -340,6 +340,11 @@ def part_number(file: str) -> int | None:
     return int(name[1]) if name and file == f"{_stem(int(name[1]))}.json" else None
 
 
+def begun(folder: AnyPath) -> bool:
+    """Whether a part of the stage is finished, wherever its parts lie."""
+    return bool(_json_names(place_of(folder)))
+
+
 def put_away(folder: Path, index: int) -> None:
     """Rename the files of a part, so that it counts as never made."""
     place = place_of(folder)
