@@ -18,6 +18,7 @@ from fusevlm.store import places
 from fusevlm.store.generations import KIND, read_generations
 from fusevlm.store.parts import Parts
 from fusevlm.store.places import Bucket, Folder
+from fusevlm.store.tables import read_parquet
 
 D, N, KNOWN = 400, 5, 60
 MODEL = {"model": f"synthetic:d={D}"}
@@ -51,6 +52,35 @@ def test_the_figures_are_those_of_all_states(home):
     )
     assert len(full) > 200
     np.testing.assert_allclose(reduced, full, rtol=1e-9, atol=1e-12)
+
+
+UNWHITENED = [
+    {"name": f"{normalize}-{center}", "preset": "paper",
+     "options": {"whitening": "none", "center": center, "normalize": normalize}}
+    for normalize in ("none", "before")
+    for center in ("none", "global")
+]  # fmt: skip
+
+
+def scores_of(home, run, **sections):
+    """u of every method, of a run with all states and of one with reduced ones."""
+    found = []
+    for states in ("full", "reduced"):
+        config = config_of(home, **{**sections, "sample": {"states": states}})
+        run_stages(run / states, config, to="evaluate")
+        stored = read_parquet(run / states / "evaluate" / "predictions.parquet")
+        found.append({name: stored[name] for name in stored if name.endswith(".u")})
+    return found
+
+
+def test_forms_that_do_not_whiten_are_told_apart(home, tmp_path):
+    """By what is done to the states before: their whitening is one and the same."""
+    calibrate = {"methods": ["paper"], "row": UNWHITENED}
+    full, reduced = scores_of(home, tmp_path, calibrate=calibrate)
+    assert list(full) == ["paper.u", *(f"{row['name']}.u" for row in UNWHITENED)]
+    for name, values in full.items():
+        np.testing.assert_allclose(reduced[name], values, rtol=1e-9, err_msg=name)
+    assert full["none-none.u"] != full["before-none.u"]
 
 
 def test_of_test_queries_no_state_of_a_sample_is_left(home):

@@ -22,7 +22,7 @@ from fusevlm.checks import BoolArray, IntArray
 from fusevlm.data.correctness import is_wrong
 from fusevlm.errors import ArtefactError, FuseError, InputError
 from fusevlm.fuse.estimator import CLASSES, divide
-from fusevlm.fuse.evidence import fit_whitener, response_rows
+from fusevlm.fuse.evidence import fit_whitener, kept_name, response_rows
 from fusevlm.fuse.presets import Options, resolve
 from fusevlm.fuse.vector import MIN_PER_CLASS
 from fusevlm.maths.whitening import Whitener
@@ -84,7 +84,7 @@ class Reduction:
                     rows = response_rows(said, one.options)
                 except InputError:
                     continue
-                grams[one.whitener.fingerprint] = one.whitener.gram(rows)
+                grams[kept_name(one.whitener, one.options)] = one.whitener.gram(rows)
         answers = {k: v for k, v in g.answer_layers.items() if k == self.layer}
         prompts = {k: v for k, v in g.prompt_layers.items() if k == self.prompt}
         return Reduced(grams, answers, prompts, d)
@@ -220,7 +220,7 @@ def fit_reduction(folder: Path, asked: Asked, config: Config) -> Reduction | Non
             whitener = fit_whitener(samples, options)
         except FuseError:  # the method will say it when it is fitted
             continue
-        found.setdefault(whitener.fingerprint, Whitening(options, whitener))
+        found.setdefault(kept_name(whitener, options), Whitening(options, whitener))
     return Reduction(
         layer,
         config.sample.prompt_layer,
