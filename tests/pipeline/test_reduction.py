@@ -19,6 +19,7 @@ from fusevlm.store.generations import KIND, read_generations
 from fusevlm.store.parts import Parts
 from fusevlm.store.places import Bucket, Folder
 from fusevlm.store.tables import read_parquet
+from fusevlm.testing import synthetic
 
 D, N, KNOWN = 400, 5, 60
 MODEL = {"model": f"synthetic:d={D}"}
@@ -81,6 +82,36 @@ def test_forms_that_do_not_whiten_are_told_apart(home, tmp_path):
     for name, values in full.items():
         np.testing.assert_allclose(reduced[name], values, rtol=1e-9, err_msg=name)
     assert full["none-none.u"] != full["before-none.u"]
+
+
+@pytest.fixture
+def unlike(monkeypatch):
+    """A model whose layers are not the same numbers in another order."""
+    monkeypatch.setattr(synthetic, "_turned", lambda rows, k: rows if k == 0 else rows**3)
+
+
+def test_a_row_of_another_layer_has_its_own_whitening(home, tmp_path, unlike):
+    """Not told only when all queries are sampled."""
+    rows = [{"name": "further", "preset": "paper", "layer": "middle"},
+            {**UNWHITENED[0], "name": "plain", "layer": "middle"}, UNWHITENED[0]]  # fmt: skip
+    calibrate = {"methods": ["paper"], "row": rows}
+    full, reduced = scores_of(home, tmp_path, calibrate=calibrate)
+    assert full.keys() == reduced.keys()
+    for name, values in full.items():
+        np.testing.assert_allclose(reduced[name], values, rtol=1e-9, err_msg=name)
+    assert full["plain.u"] != full["none-none.u"]
+
+
+def test_scores_of_another_layer_are_not_made_of_what_was_kept_of_this_one(home, tmp_path, unlike):
+    """score.layer is changed when all is sampled: scores of its states are absent, not others."""
+    scores = {"baselines": ["g_nll", "umpire", "eigenscore", "eigenscore_last"]}
+    config = config_of(home, sample={"states": "reduced"}, score=scores)
+    run_stages(tmp_path / "run", config, to="sample")
+    config = config_of(home, sample={"states": "reduced"}, score={**scores, "layer": "middle"})
+    run_stages(tmp_path / "run", config, to="score")
+    absent = json.loads((tmp_path / "run" / "score" / "absent.json").read_text())
+    assert set(absent) == {"umpire", "eigenscore_last"}
+    assert "'embeddings unit' was not kept of some query" in absent["umpire"]
 
 
 def test_of_test_queries_no_state_of_a_sample_is_left(home):
