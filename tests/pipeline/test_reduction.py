@@ -114,6 +114,26 @@ def test_scores_of_another_layer_are_not_made_of_what_was_kept_of_this_one(home,
     assert "'embeddings unit' was not kept of some query" in absent["umpire"]
 
 
+def test_a_calibration_query_without_the_picture_that_others_have(tmp_path):
+    """It is answered and not embedded: methods are fitted without it, and so are whitenings."""
+    write_tables(tmp_path, n_calibration=40, n_test=20)
+    Image.new("RGB", (64, 64), "red").save(tmp_path / "red.png")
+    for split in ("calibration", "test"):
+        path = tmp_path / f"{split}.jsonl"
+        rows = [json.loads(line) for line in path.read_text().splitlines()]
+        shown = [row | {"images": ["red.png"]} for row in rows]
+        shown[3] = rows[3] if split == "calibration" else shown[3]
+        path.write_text("\n".join(map(json.dumps, shown)))
+    config = config_of(
+        tmp_path, sample={"states": "reduced"}, embed={"towers": "embedded"},
+        calibrate={"methods": ["paper"]}, rounds={"use": False},
+    )  # fmt: skip
+    found = run_stages(tmp_path / "run", config, to="evaluate")
+    assert (found["sample"].counts["failed"], found["embed"].counts["failed"]) == (0, 1)
+    assert found["calibrate"].counts["queries"] == 39
+    assert found["evaluate"].counts["queries"] == 20
+
+
 def test_of_test_queries_no_state_of_a_sample_is_left(home):
     parts = Parts(home / "reduced" / "sample", KIND)
     first = parts.read(0)  # calibration: all is kept

@@ -31,7 +31,7 @@ from fusevlm.pipeline.data import Asked
 from fusevlm.pipeline.methods import find_method, forms_of
 from fusevlm.pipeline.rounds import tiers_of
 from fusevlm.scores.states import FORMS, gram_name, state_gram
-from fusevlm.settings import Config
+from fusevlm.settings import MINILM, NONE, Config
 from fusevlm.store.generations import KIND, Reduced, Wish, generations_between, of_layer
 from fusevlm.store.parts import Stored, begun
 from fusevlm.types import Generation, Samples
@@ -189,12 +189,17 @@ class Known:
         return bool(min(int(wrong.sum()), int((~wrong).sum())) < MIN_PER_CLASS)
 
 
-def read_known(stored: Stored, asked: Asked, criterion: str) -> Known:
-    """The calibration queries of a run whose test queries may not have been asked yet."""
-    queries = asked[: asked.n_calibration]
+def read_known(stored: Stored, asked: Asked, config: Config) -> Known:
+    """The calibration queries of a run whose test queries may not have been asked yet.
+
+    Those that methods will be fitted on: answered, and not left out by the stage embed.
+    """
+    queries, criterion = asked[: asked.n_calibration], config.score.criterion
+    bare = {row for row, query in enumerate(queries) if not query.images}
+    left_out = bare if bare and _only_with_pictures(asked, config) else set()
     rows, wrong, counts = [], [], []
     for row, g in enumerate(generations_between(stored, 0, len(queries))):
-        if g.samples is not None:
+        if g.samples is not None and row not in left_out:
             rows.append(row)
             counts.append(len(g.samples))
             right = queries[row].references
@@ -209,10 +214,16 @@ def read_known(stored: Stored, asked: Asked, criterion: str) -> Known:
     return Known(rows, [queries[row].id for row in rows], units, labels, min(counts))
 
 
+def _only_with_pictures(asked: Asked, config: Config) -> bool:
+    """Whether queries without a picture are left out, because others of the run have some."""
+    sees = config.embed.towers not in (NONE, MINILM)
+    return sees and any(query.images for query in asked)
+
+
 def fit_reduction(folder: Path, asked: Asked, config: Config) -> Reduction | None:
     """The reduction of a run from its calibration queries; None of a model without states."""
     stored = Stored(folder, KIND)
-    known = read_known(stored, asked, config.score.criterion)
+    known = read_known(stored, asked, config)
     row, wish = known.rows[0], Wish(layers=config.sample.layers)
     (first,) = generations_between(stored, row, row + 1, wish)
     widths = {layer: int(states.shape[1]) for layer, states in first.layers.items()}
@@ -284,7 +295,7 @@ def _shape(options: Options) -> tuple[Any, ...]:
 
 def check_known(reduction: Reduction, folder: Path, asked: Asked, config: Config) -> None:
     """Refuse a stage whose calibration queries are others than those of the whitening."""
-    known = read_known(Stored(folder, KIND), asked, config.score.criterion)
+    known = read_known(Stored(folder, KIND), asked, config)
     if known.digest != reduction.known:
         raise ArtefactError(
             "calibration queries that had failed were answered since the test queries' states were "
