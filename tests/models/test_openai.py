@@ -24,12 +24,14 @@ from fusevlm.models.completions import Gives, best_gap, spells
 from fusevlm.models.protocol import Decoding
 from fusevlm.models.registry import load_model
 from fusevlm.models.temperatures import constant, stratified
-from fusevlm.pipeline.sample import note_server, read_server, sample_parts
+from fusevlm.pipeline.run import Work
+from fusevlm.pipeline.sample import note_server, open_maker, read_server, sample_parts
 from fusevlm.settings import ServerConfig
+from fusevlm.store.files import save_sealed
 from fusevlm.store.generations import KIND, read_generations
 from fusevlm.store.journal import Journal
 from fusevlm.store.parts import Parts
-from fusevlm.store.runs import read_manifest
+from fusevlm.store.runs import read_manifest, read_run
 from fusevlm.testing.contract import run_contract
 from fusevlm.testing.trial import make_queries
 from fusevlm.types import Query
@@ -677,6 +679,11 @@ def test_the_stage_of_a_run_notes_what_the_server_gave(server, tmp_path, capsys)
     assert counts["tokens"] == noted["prompt_tokens"] + noted["answer_tokens"]
     assert main(words) == 0
     assert len(server.bodies) == calls  # done before: not even a probe
+    run = tmp_path / "run"
+    later = {**read_server(run, "sample"), "calls": calls + 50}
+    save_sealed(run / "semantics" / "server.json", later)
+    again = open_maker(Work(run, read_run(run), lambda *_: None))  # failed queries, asked again
+    assert again.told()["server"]["calls"] == calls + 50  # the budget is that of the run
 
 
 def test_what_was_used_and_found_out_before_counts_in_the_next_session(server, tmp_path):

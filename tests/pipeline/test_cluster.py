@@ -2,24 +2,30 @@
 
 import json
 from dataclasses import replace
+from functools import partial
+from socket import socketpair
 
 import pytest
 from tests.pipeline.synthetic_runs import config_of, differing, write_tables
 
 from fusevlm.config import as_tree
-from fusevlm.errors import InputError
+from fusevlm.errors import ArtefactError, InputError
 from fusevlm.models.budget import BudgetError, Meter
-from fusevlm.pipeline.cluster import fitness
+from fusevlm.pipeline.cluster import driver, engine, fitness
 from fusevlm.pipeline.cluster.driver import need_answer
 from fusevlm.pipeline.cluster.engine import _told
 from fusevlm.pipeline.cluster.fitness import Machine, Resources, Wish, shares
 from fusevlm.pipeline.cluster.ledger import MOST_ATTEMPTS, Ledger, shared_by
 from fusevlm.pipeline.cluster.worker import Task, Worker
 from fusevlm.pipeline.data import read_asked
-from fusevlm.pipeline.run import run_stages
+from fusevlm.pipeline.engine import Job
+from fusevlm.pipeline.run import Work, run_stages
+from fusevlm.pipeline.sample import note_part
 from fusevlm.settings import ServerConfig
-from fusevlm.store.generations import read_generations
+from fusevlm.store.files import read_sealed, save_sealed
+from fusevlm.store.generations import read_generations, write_generations
 from fusevlm.store.parts import Parts, read_note, write_part
+from fusevlm.types import Generation
 
 
 def calling(ledger):
@@ -173,11 +179,146 @@ def test_a_piece_whose_workers_keep_dying_is_given_up(home, tmp_path):
     assert "part 2 of sample was begun 4 times, and each time its worker died" in answer["error"]
 
 
+def test_a_finished_piece_is_not_given_up_for_those_that_came_with_it(home, tmp_path):
+    """Pieces go in bundles: when a worker dies, those that it finished are begun again too."""
+    run, ledger = tmp_path / "run", Ledger({})
+    worker = worker_of(home, run, ledger)
+    for _ in range(2 * MOST_ATTEMPTS):
+        assert "error" not in json.loads(worker.make(json.dumps(PIECE)))
+    assert "version" not in read_note(Parts(run / "sample", "fusevlm.generations").place,
+                                      "fusevlm.generations", 2)  # fmt: skip
+
+
+def test_a_model_that_kills_its_workers_is_given_up_before_it_is_loaded(home, tmp_path):
+    ledger = Ledger({})
+    worker = worker_of(home, tmp_path / "run", ledger)
+    for _ in range(MOST_ATTEMPTS):
+        ledger.begin(2)
+    assert "its worker died" in worker.make(json.dumps(PIECE))
+    assert "_opened" not in vars(worker)
+
+
 def test_what_stops_a_stage_is_told_in_its_own_words(home, tmp_path):
     config = config_of(home, sample={"model": "synthetic:d=1"})
     run_stages(tmp_path / "run", config, only="data")
     with pytest.raises(InputError, match="synthetic: d is 1; expected"):
         run_stages(tmp_path / "run", config, to="sample", engine=Elsewhere())
+
+
+# ---------------------------------------------------------------------------------------- engine
+
+
+def engine_at(socket, monkeypatch):
+    """An engine that talks to the other end of a socket, whoever is there."""
+    monkeypatch.setattr(engine, "extra", lambda *given: None)  # without Ray
+    found = engine.RayEngine()
+    found._stream = socket.makefile("rw", encoding="utf-8")
+    socket.close()
+    return found
+
+
+def sampling(home, run, **sections):
+    """The job of a run's samples, and its work."""
+    config = config_of(home, **sections)
+    run_stages(run, config, only="data")
+    work = Work(run, config, lambda *_: None)
+    parts = Parts(run / "sample", "fusevlm.generations")
+    return Job("sample", parts, read_asked(run), 8), work
+
+
+def test_a_cluster_that_went_away_between_two_stages_is_told(home, tmp_path, monkeypatch):
+    """What could not be sent is not sent again by closing."""
+    ours, theirs = socketpair()
+    talk = engine_at(ours, monkeypatch)
+    theirs.close()
+    with pytest.raises(ArtefactError, match=r"went away while it was asked.*the same command"):
+        talk.fill(*sampling(home, tmp_path / "run"))
+    assert talk._stream is None
+
+
+def test_progress_of_those_that_come_first_is_of_no_others(home, tmp_path, monkeypatch):
+    """60 calibration queries, none of them done: not 70 of 130."""
+    ours, theirs = socketpair()
+    job, work = sampling(home, tmp_path / "run")
+    lines, seen = [{"workers": 2, "cpus": 0.5}, {"done": True}, {}], []
+    theirs.sendall("\n".join(map(json.dumps, lines)).encode())
+    talk = engine_at(ours, monkeypatch)
+    work = replace(work, progress=lambda *given: seen.append(given))
+    talk.fill(replace(job, until=60, breaks=(60,)), work)
+    assert seen == [(0, 60)]
+    talk.close()
+    theirs.close()
+
+
+USED = {"n": True, "logprobs": True, "calls": 90, "prompt_tokens": 9, "answer_tokens": 8,
+        "cost": 0.5}  # fmt: skip
+
+
+def test_what_was_used_of_a_service_never_shrinks(home, tmp_path, monkeypatch):
+    """The worker that counted first is heard last: what is noted is what all have used."""
+    run, ours, theirs = tmp_path / "run", *socketpair()
+    job, work = sampling(home, run, sample={"model": "openai:m@http://localhost:1/v1"})
+    save_sealed(run / "sample" / "server.json", USED)
+    for index in range(2):
+        write_generations(job.parts, index, [Generation(f"q{index}", error="broken")])
+    lines = [{"workers": 2, "cpus": 0.5}]
+    for index, calls in ((1, 120), (0, 100)):
+        told = {"server": {**USED, "calls": calls, "cost": calls / 100}, "halted": ""}
+        lines.append({"index": index, "items": 8, "told": told, "said": []})
+    theirs.sendall("\n".join(map(json.dumps, [*lines, {"done": True}, {}])).encode())
+    talk = engine_at(ours, monkeypatch)
+    talk.fill(replace(job, noted=partial(note_part, job.parts)), work)
+    noted = read_sealed(run / "sample" / "server.json", "")
+    assert (noted["calls"], noted["cost"], noted["prompt_tokens"]) == (120, 1.2, 9)
+    talk.close()
+    theirs.close()
+
+
+class Told(Exception):
+    """There is nothing more to hear."""
+
+
+class Fake:
+    """A cluster with so many CPUs that notes what it is asked for; and who talks with it."""
+
+    def __init__(self, cpus, lines):
+        self.cpus, self.lines, self.filled = cpus, list(lines), []
+
+    def resources(self):
+        return Resources(float(self.cpus))
+
+    def machines(self, run):
+        return [fitness.this_machine()]
+
+    def fill(self, told, shares):
+        self.filled.append((told, shares))
+        return []
+
+    def hear(self):
+        if not self.lines:
+            raise Told
+        return self.lines.pop(0)
+
+    def say(self, **told):
+        return
+
+
+@pytest.mark.parametrize("cpus", [2, 64])
+@pytest.mark.parametrize("workers", [0, 3, 50])
+@pytest.mark.parametrize("at_once", [1, 8])
+def test_calls_at_a_time_are_those_of_all_workers(home, monkeypatch, cpus, workers, at_once):
+    """However many workers there are, whatever the machine has that gave the command."""
+    config = config_of(home, server={"concurrency": at_once})
+    wanted = {"address": "", "workers": workers, "cpus": None, "gpus": None, "memory_gb": None}
+    task = Task("sample", "run", as_tree(config), "fusevlm.generations", 8, paid=True)
+    job = {"task": vars(task), "pieces": list(range(100))}
+    fake = Fake(cpus, [{**wanted, "run": "run", "shared": True}, job])
+    monkeypatch.setattr(driver, "Cluster", lambda *given: fake)
+    with pytest.raises(Told):
+        driver.serve(fake)
+    ((told, found),) = fake.filled
+    assert found.workers == min(workers or cpus, at_once)
+    assert found.workers * told["task"]["config"]["server"]["concurrency"] <= at_once
 
 
 # ---------------------------------------------------------------------------------------- budgets
@@ -247,6 +388,17 @@ def test_workers_leave_a_cpu_for_their_pieces(cpus, wish, pieces, expected):
     found = shares(Resources(float(cpus)), wish, False, pieces)
     assert (found.workers, found.cpus) == expected
     assert found.workers * found.cpus <= cpus - 1
+
+
+def test_any_number_of_workers_leaves_a_cpu():
+    """Shares are counted as Ray does, in ten-thousandths: none is rounded up, none refused."""
+    for cpus in range(2, 33):
+        for workers in range(1, 200):
+            found = shares(Resources(float(cpus)), Wish(workers=workers), False, 1000)
+            assert round(found.cpus * 10_000) * workers <= (cpus - 1) * 10_000
+            assert found.cpus > min(1.0, (cpus - 1) / workers) - 1e-4
+    given = shares(Resources(12.0), Wish(workers=10, cpus=1.1), False, 1000)  # 11.000000000000002
+    assert (given.workers, given.cpus) == (10, 1.1)
 
 
 def test_workers_that_leave_nothing_are_refused():

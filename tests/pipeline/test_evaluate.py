@@ -9,10 +9,11 @@ import pyarrow.parquet as parquet
 import pytest
 from scipy import stats
 from sklearn.metrics import roc_auc_score
+from tests.pipeline.synthetic_runs import config_of, write_tables
 from tests.pipeline.test_score import renote
 
 from fusevlm.config import change_config
-from fusevlm.errors import InputError, UndefinedMetricError
+from fusevlm.errors import ArtefactError, InputError, UndefinedMetricError
 from fusevlm.pipeline.causes import against, by_severity, mean_difference
 from fusevlm.pipeline.data import read_asked
 from fusevlm.pipeline.evaluate import read_predictions, read_results
@@ -351,6 +352,18 @@ def test_groups_of_methods():
     assert find_method("prior-only").group == "Sources"
     assert find_method("paper_jitter_1e-08").group == "Sensitivity"
     assert find_method("umpire").group == "Baselines"
+
+
+@pytest.mark.parametrize("split", ["calibration", "test"])
+def test_a_split_that_failed_as_a_whole_is_told_with_its_reason(tmp_path, split):
+    """Not as one that nobody named, nor by a division by nothing."""
+    write_tables(tmp_path, n_calibration=40, n_test=12)
+    rows = [json.loads(line) for line in (tmp_path / f"{split}.jsonl").read_text().splitlines()]
+    shown = [json.dumps({**row, "images": ["nowhere.png"]}) for row in rows]
+    (tmp_path / f"{split}.jsonl").write_text("\n".join(shown))
+    message = rf"all {len(rows)} {split} queries failed: .*nowhere\.png does not exist"
+    with pytest.raises(ArtefactError, match=message):
+        run_stages(tmp_path / "run", config_of(tmp_path), to="evaluate")
 
 
 def test_stored_queries_come_back(finished):

@@ -376,6 +376,20 @@ def test_a_part_written_again_is_the_old_or_the_new_one_at_any_moment(tmp_path, 
         assert again.total("failed") == (1 if stop < 3 else 0)
 
 
+def test_what_a_worker_left_of_a_part_that_it_wrote_again_is_removed(tmp_path):
+    """Killed before it removed the old files, or in the middle of files still newer."""
+    parts = Parts(tmp_path, KIND)
+    write_generations(parts, 0, [Generation("a", error="gone")])
+    old = {p.name: p.read_bytes() for p in tmp_path.iterdir() if p.suffix != ".json"}
+    write_generations(parts, 0, [generation("a", 0)])
+    whole = versions(tmp_path)
+    for name, payload in {**old, "part-00000.2.parquet": b"half"}.items():
+        (tmp_path / name).write_bytes(payload)
+    parts.tidy()
+    assert versions(tmp_path) == whole
+    assert [g.error for g in read_generations(tmp_path, "last")] == [None]
+
+
 def test_rows_are_merged_with_all_that_is_theirs():
     """A row's own arrays and columns come from the new part, everything else stays."""
     old = Part(

@@ -172,7 +172,7 @@ def whiten(
     for index, query in enumerate(samples):
         p = confidence(query, options.confidence) if weighted else np.ones(len(query))
         if query.embeddings is None and (query.grams or query.gram is not None):
-            found.append(_responses(*_kept_gram(query, whitener), p, options))
+            found.append(_responses(*_kept_gram(query, whitener, options), p, options))
             continue
         rows = response_rows(query, options)
         if rows.shape[1] != len(whitener.mean):
@@ -184,10 +184,24 @@ def whiten(
     return found
 
 
-def _kept_gram(query: Samples, whitener: whitening.Whitener) -> tuple[FloatArray, int]:
+def kept_name(whitener: whitening.Whitener, options: Options) -> str:
+    """What a Gram is called that is kept instead of the states: by its whitening.
+
+    One that leaves all states as they are is the same of any; then also by what is done before it.
+    """
+    if options.whitening != "none" or options.center == "global":
+        return whitener.fingerprint
+    before = (" unit" * (options.normalize == "before"), " query" * (options.center == "query"))
+    return whitener.fingerprint + "".join(before)
+
+
+def _kept_gram(
+    query: Samples, whitener: whitening.Whitener, options: Options
+) -> tuple[FloatArray, int]:
     """The Gram that was kept of this whitening; one that does not say of which is believed."""
-    if whitener.fingerprint in query.grams:
-        return query.grams[whitener.fingerprint]
+    name = kept_name(whitener, options)
+    if name in query.grams:
+        return query.grams[name]
     if query.gram is None:
         raise InputError(
             "of these samples only Gram matrices were kept, and none under the whitening of this "

@@ -29,6 +29,7 @@ class Job:
     noted   is told the number of each part that was written (before the first: None) with what its
             maker tells, may raise to stop, and answers with words for the progress
     until   items at most, of those that come first
+    settled items that come first of which none is tried again
     """
 
     stage: str
@@ -39,10 +40,13 @@ class Job:
     again: str = NEVER
     noted: Callable[[int | None, dict[str, Any]], str] = lambda index, told: ""
     until: int | None = None
+    settled: int = 0
 
     def pieces(self) -> list[Piece]:
         """What is left to do."""
-        found = open_pieces(self.parts, self.items, self.size, self.again, self.breaks)
+        found = open_pieces(
+            self.parts, self.items, self.size, self.again, self.breaks, self.settled
+        )
         return [piece for piece in found if self.until is None or piece.start < self.until]
 
 

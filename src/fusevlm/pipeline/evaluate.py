@@ -73,8 +73,7 @@ def make(work: Work) -> dict[str, int]:
     config, folder = work.config, work.folder("evaluate")
     methods, absent = read_methods(work.run, config.calibrate.names())
     tables = Tables(work.run, config, tuple(methods))
-    if not tables.scored.test_blocks():
-        raise InputError("there are no test queries: name data.test.")
+    tables.scored.need_tests()
     with Columns(folder / KEPT) as columns, Blocks(folder / BLOCKS) as blocks:
         reading, outcomes = Reading(config.evaluate, blocks), Applications(columns)
         risks: dict[str, list[dict[str, Any]]] = {}
@@ -146,8 +145,6 @@ class Reading:
 
     def judged(self) -> Judged:
         """All that was noted."""
-        if not self._wrong:
-            raise InputError("there are no test queries: name data.test.")
         size = sum(map(len, self._wrong))
         return Judged(
             np.concatenate(self._wrong),

@@ -100,11 +100,13 @@ def open_pieces(
     size: int,
     again: str = NEVER,
     breaks: Sequence[int] = (),
+    settled: int = 0,
 ) -> list[Piece]:
     """What is left to do, in order.
 
     Parts are cut by position, in the size in which the first of them was cut, so that a run that
-    goes on has the layout of an uninterrupted one, also with another ``size``.
+    goes on has the layout of an uninterrupted one, also with another ``size``. What failed among
+    the first ``settled`` items is not tried again.
     """
     size = parts.size or size
     found = []
@@ -112,7 +114,7 @@ def open_pieces(
         some = Span(items, range(start, stop))
         if index not in parts:
             found.append(Piece(index, some, start=start))
-        elif again != NEVER:
+        elif again != NEVER and start >= settled:
             places = _failed(parts, index, some, again)
             if places:
                 own = Span(items, [start + k for k in places])

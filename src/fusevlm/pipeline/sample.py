@@ -22,12 +22,13 @@ from fusevlm.models.registry import load_model, local_input, split_source
 from fusevlm.models.temperatures import parse
 from fusevlm.pipeline.data import Asked, read_asked
 from fusevlm.pipeline.engine import Job, open_parts
-from fusevlm.pipeline.parts import NEVER, Piece, Progress, fill, open_pieces, part_size
+from fusevlm.pipeline.parts import NEVER, Piece, Progress, cut, fill, open_pieces, part_size
 from fusevlm.pipeline.reduction import (
     Reduction,
     check_known,
     decide,
     fit_reduction,
+    fitted,
     load_reduction,
 )
 from fusevlm.pipeline.run import Work
@@ -71,10 +72,12 @@ def make(work: Work) -> dict[str, int]:
         (known,) if reduced else (),
         again=work.again,
         noted=partial(note_part, parts),
+        settled=_settled(work, parts, known) if reduced and fitted(folder) else 0,
     )
     if reduced and not work.engine.here:  # what test queries are reduced by must be there first
         work.engine.fill(replace(job, until=known), work)
         ready_reduction(work, queries)
+        job = replace(job, settled=known)
     work.engine.fill(job, work)
     if reduced and (found := load_reduction(folder)) is not None:
         check_known(found, folder, queries, work.config)
@@ -86,6 +89,22 @@ def make(work: Work) -> dict[str, int]:
         "near_boundary": parts.total("near_boundary"),
         **spent(read_server(work.run, "sample")),
     }
+
+
+def _settled(work: Work, parts: Parts, known: int) -> int:
+    """The calibration queries of a run whose test queries are being reduced by them.
+
+    An answer to one that failed would be a whitening other than theirs.
+    """
+    cuts = cut(known, parts.size or known)
+    failed = sum(parts.fact(index, "failed") for index in range(len(cuts)) if index in parts)
+    if failed and work.again != NEVER:
+        work.say(
+            f"sample: {failed} calibration {'query' if failed == 1 else 'queries'} failed and will "
+            f"not be tried again: states of test queries were reduced without them. --redo sample "
+            f"asks all queries again."
+        )
+    return known
 
 
 def items(work: Work) -> Asked:
@@ -108,7 +127,8 @@ def ready_reduction(work: Work, queries: Asked) -> Reduction | None:
 def open_maker(work: Work) -> Sampler:
     """The model of the run, ready to sample."""
     sample = work.config.sample
-    model = load_sampler(work.config, before=read_server(work.run, "sample"), shared=work.shared)
+    noted = read_server(work.run, "sample", "semantics")  # there may be calls of both
+    model = load_sampler(work.config, before=noted, shared=work.shared)
     return Sampler(
         model,
         parse(sample.temperature, sample.n, sample.seed),

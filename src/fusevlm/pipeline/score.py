@@ -13,7 +13,6 @@ from functools import cached_property
 from typing import Any
 
 from fusevlm.checks import FloatArray
-from fusevlm.errors import ArtefactError
 from fusevlm.pipeline.engine import Job, open_parts
 from fusevlm.pipeline.parts import Piece
 from fusevlm.pipeline.run import Work
@@ -25,6 +24,7 @@ from fusevlm.pipeline.table import (
     ROWS,
     TABLE,
     Reader,
+    all_failed,
     evidence_needs,
     further_evidence,
     label,
@@ -152,8 +152,7 @@ def _put_together(work: Work, parts: Parts, size: int) -> dict[str, int]:
                 )
             )
     if not sum(counts):
-        reasons = sorted(set(failed.values()))
-        raise ArtefactError(f"all {len(failed)} queries failed: {'; '.join(reasons[:3])}")
+        raise all_failed(failed)
     absent = absent_scores(names, lacking, errors)
     there = [name for name in names if name not in absent]
     types = {ID: "string", **dict.fromkeys(there, "double")}

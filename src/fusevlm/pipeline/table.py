@@ -21,7 +21,7 @@ from fusevlm.errors import ArtefactError, InputError
 from fusevlm.pipeline.adapter import REDO as REDO_ADAPTER
 from fusevlm.pipeline.adapter import STATISTICS, check_statistics
 from fusevlm.pipeline.adapter import STORED as OF_ADAPTER
-from fusevlm.pipeline.data import CALIBRATION, read_asked
+from fusevlm.pipeline.data import CALIBRATION, TEST, read_asked
 from fusevlm.pipeline.semantics import KIND as SEMANTICS
 from fusevlm.pipeline.semantics import STORED as OF_SEMANTICS
 from fusevlm.pipeline.semantics import unpack_semantics
@@ -291,15 +291,29 @@ class Scored:
     def known(self, needs: set[str] | None = None, config: Config | None = None) -> Queries:
         """The calibration queries; InputError where there are none."""
         size = self.reader.n_calibration
-        found = self.table(needs, 0, size, config) if size else None
-        if found is None:
+        if not size:
             raise InputError("there are no calibration queries: name data.calibration.")
+        found = self.table(needs, 0, size, config)
+        if found is None:
+            raise self._all_failed(CALIBRATION)
         return found
 
     @property
     def n_known(self) -> int:
         """Calibration queries that did not fail."""
         return self._sizes()[0] if self.reader.n_calibration else 0
+
+    def need_tests(self) -> None:
+        """Refuse a run without a test query that did not fail."""
+        if not self.test_blocks():
+            raise InputError("there are no test queries: name data.test.")
+        if sum(self._sizes()) == self.n_known:
+            raise self._all_failed(TEST)
+
+    def _all_failed(self, split: str) -> ArtefactError:
+        failed = read_json(self._folder / FAILED, REDO)
+        own = {name: why for name, why in failed.items() if name.startswith(f"{split}/")}
+        return all_failed(own, f"{split} queries")
 
     def test_blocks(self) -> list[tuple[int, int]]:
         """Where the blocks of test queries are."""
@@ -328,9 +342,14 @@ def read_table(
 
 def _some(queries: Queries | None, failed: Mapping[str, str]) -> Queries:
     if queries is None:
-        reasons = sorted(set(failed.values()))
-        raise ArtefactError(f"all {len(failed)} queries failed: {'; '.join(reasons[:3])}")
+        raise all_failed(failed)
     return queries
+
+
+def all_failed(failed: Mapping[str, str], what: str = "queries") -> ArtefactError:
+    """Of queries of which none is left, and why."""
+    reasons = sorted(set(failed.values()))
+    return ArtefactError(f"all {len(failed)} {what} failed: {'; '.join(reasons[:3])}")
 
 
 def read_scored(

@@ -19,6 +19,7 @@ BEFORE = "_pre"  # ends the name of an array: a tower's activations before its p
 VIEW = "_view"  # and of one by which novelty is judged
 
 GRAM = ".gram"  # and of a Gram matrix that is kept instead of states
+OF = "@"  # in the name of such a matrix, behind the layer it is of
 
 Whiten = Callable[[Samples], tuple[np.ndarray[Any, Any], int]]
 
@@ -37,6 +38,11 @@ class Reduced:
 
 
 Reduce = Callable[[Generation], Reduced]
+
+
+def of_layer(layer: str, name: str) -> str:
+    """The name of a Gram matrix that is read with the states of this layer, and of no other."""
+    return f"{layer}{OF}{name}"
 
 
 def pack_generations(
@@ -172,15 +178,16 @@ class Wish:
             return kind.removesuffix(PROMPT) in self.prompts
         if kind.endswith(".answer"):
             return kind.removesuffix(".answer") in self.judged
-        grams = kind == "gram" or kind.endswith(GRAM)
-        return kind in self.asked or (bool(self.asked) and grams)
+        if kind.endswith(GRAM):
+            return bool(self.asked) and _plain(kind, self.layer) is not None
+        return kind in self.asked or (bool(self.asked) and kind == "gram")
 
     def unpack(
         self, rows: Mapping[str, Sequence[Any]], arrays: Mapping[str, Any], places: Iterable[int]
     ) -> Iterator[Generation]:
         """The generations in some rows of a part."""
         asked, judged_at = self.asked, self.judged
-        reduced = _grams(arrays)
+        reduced = _grams(arrays, self.layer)
         for k in places:
             record = {name: values[k] for name, values in rows.items()}
             kept = record.pop("layers")
@@ -200,14 +207,21 @@ class Wish:
             yield _generation(record, states, judged, prompt, gram, grams, self.layer)
 
 
-def _grams(arrays: Mapping[str, Any]) -> dict[int, dict[str, Any]]:
-    """Gram matrices that are kept instead of states, by row and name."""
+def _grams(arrays: Mapping[str, Any], layer: str | None) -> dict[int, dict[str, Any]]:
+    """Gram matrices that are kept instead of a layer's states, by row and name."""
     found: dict[int, dict[str, Any]] = {}
     for name, values in arrays.items():
         row, _, kind = name.partition(".")
-        if kind.endswith(GRAM):
-            found.setdefault(int(row), {})[kind.removesuffix(GRAM)] = values
+        own = _plain(kind, layer) if kind.endswith(GRAM) else None
+        if own is not None:
+            found.setdefault(int(row), {})[own] = values
     return found
+
+
+def _plain(kind: str, layer: str | None) -> str | None:
+    """The name of a Gram matrix without its layer; None of another layer. Some say of none."""
+    home, of, name = kind.removesuffix(GRAM).rpartition(OF)
+    return None if of and home != layer else name
 
 
 def read_embeddings(

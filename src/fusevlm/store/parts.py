@@ -69,14 +69,8 @@ class Parts:
     def __init__(self, folder: AnyPath, kind: str) -> None:
         self.folder, self.kind = Path(folder), kind
         self.place = place_of(folder)
-        self._facts: dict[int, dict[str, int]] = {}
-        used: set[str] = set()
-        for part in _finished(self.place, kind):
-            self._facts[part["index"]] = _numbers(part)
-            used |= _names(part)
-        for name in self.place.names():
-            if NAME.fullmatch(name) and name not in used:
-                self.place.remove(name)  # interrupted
+        self._facts = {part["index"]: _numbers(part) for part in _finished(self.place, kind)}
+        self.tidy()
 
     def __contains__(self, index: int) -> bool:
         return index in self._facts
@@ -135,10 +129,11 @@ class Parts:
         del self._facts[index]
 
     def tidy(self) -> None:
-        """Remove what processes that were killed left between the finished parts."""
+        """Remove what is not of a finished part: what was interrupted, or not removed any more."""
+        known = ({"index": index, **facts} for index, facts in self._facts.items())
+        used = {name for part in known for name in _names(part)}
         for name in self.place.names():
-            found = NAME.fullmatch(name)
-            if found and (found[4] or int(found[1]) not in self._facts):
+            if NAME.fullmatch(name) and name not in used:
                 self.place.remove(name)
 
 
@@ -343,6 +338,11 @@ def part_number(file: str) -> int | None:
     """Of which part a file is the JSON; None if it is none's."""
     name = NAME.fullmatch(file)
     return int(name[1]) if name and file == f"{_stem(int(name[1]))}.json" else None
+
+
+def begun(folder: AnyPath) -> bool:
+    """Whether a part of the stage is finished, wherever its parts lie."""
+    return bool(_json_names(place_of(folder)))
 
 
 def put_away(folder: Path, index: int) -> None:

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from fusevlm.checks import extra
-from fusevlm.config import make_config
+from fusevlm.config import as_tree, make_config
 from fusevlm.errors import FuseError, InputError
 from fusevlm.pipeline.cluster import fitness
 from fusevlm.pipeline.cluster.fitness import Machine, Resources, Shares, Wish
@@ -269,15 +269,14 @@ def serve(talk: Talk) -> None:
     talk.say(ready=asdict(there), seen=seen)
     while True:
         told = talk.hear()
-        there = cluster.resources()
-        config = make_config(told["task"]["config"], "the run")
-        on_gpu = fitness.needs_gpu(told["task"]["stage"], config, there.gpus)
-        most = told["most_workers"]
-        wanted = min(wish.workers, most) if wish.workers and most else wish.workers or most
-        own = Wish(wanted, wish.cpus, wish.gpus, wish.memory_gb)
-        shares = fitness.shares(there, own, on_gpu, len(told["pieces"]))
+        there, task = cluster.resources(), told["task"]
+        config = make_config(task["config"], "the run")
+        on_gpu = fitness.needs_gpu(task["stage"], config, there.gpus)
+        at_once = config.server.concurrency if task["paid"] else len(told["pieces"])
+        shares = fitness.shares(there, wish, on_gpu, min(at_once, len(told["pieces"])))
         talk.say(workers=shares.workers, cpus=shares.cpus, gpus=shares.gpus)
-        for answer in cluster.fill(told, shares):
+        own = {**task, "config": as_tree(fitness.of_each(config, shares.workers))}
+        for answer in cluster.fill({**told, "task": own}, shares):
             talk.say(**answer)
             if "error" in answer:
                 break

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import socket
 import subprocess
 import sys
-from dataclasses import asdict, replace
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import asdict
 from types import TracebackType
 from typing import Any
 
@@ -20,8 +21,8 @@ from fusevlm.pipeline.cluster.worker import Task
 from fusevlm.pipeline.engine import Job
 from fusevlm.pipeline.parts import Piece
 from fusevlm.pipeline.run import Work
-from fusevlm.pipeline.sample import load_sampler, note_server, read_server
-from fusevlm.settings import ClusterConfig, Config
+from fusevlm.pipeline.sample import SERVER_TOLD, USED, load_sampler, note_server, read_server
+from fusevlm.settings import ClusterConfig
 from fusevlm.store.files import open_log
 
 LOG = "ray.log"  # in the run folder: what Ray says
@@ -55,7 +56,8 @@ class RayEngine:
     def close(self) -> None:
         """End the process that has Ray, and the cluster that it started."""
         if self._stream is not None:
-            self._stream.close()
+            with suppress(OSError):  # nobody is there any more to take what was left to say
+                self._stream.close()
             self._stream = None
         if self._process is not None:
             try:
@@ -112,13 +114,12 @@ class RayEngine:
         before = _introduced(job, work) if paid else None
         size = job.parts.size or job.size
         limits = {k: v for k, v in asdict(config.server).items() if v is not None}
-        most = config.server.concurrency if paid else 0
         self._say(
             task=asdict(
                 Task(
                     job.stage,
                     str(work.run.absolute()),
-                    as_tree(_slower(config, self.settings.workers) if paid else config),
+                    as_tree(config),
                     job.parts.kind,
                     size,
                     paid,
@@ -129,14 +130,14 @@ class RayEngine:
             limits=limits,
             before=before,
             memory_gb=self.settings.memory_gb,
-            most_workers=most,
         )
-        total = len(job.items)
+        total = len(job.items) if job.until is None else job.until
         done = total - sum(len(piece.items) for piece in pieces)
-        told = self._hear(work, f"{job.stage} was begun")
-        workers = told["workers"]
-        work.say(f"{job.stage}: {workers} worker{'s' * (workers > 1)}, {told['cpus']:g} CPUs each")
+        begun = self._hear(work, f"{job.stage} was begun")
+        workers = begun["workers"]
+        work.say(f"{job.stage}: {workers} worker{'s' * (workers > 1)}, {begun['cpus']:g} CPUs each")
         work.progress(done, total)
+        used = before or {}
         while True:
             answer = self._hear(work, f"{job.stage} was made")
             if "done" in answer:
@@ -144,7 +145,9 @@ class RayEngine:
             for text in answer["said"]:
                 work.say(text)
             job.parts.note(answer["index"])
-            words = job.noted(answer["index"], answer["told"])
+            told = _grown(answer["told"], used)
+            used = told.get(SERVER_TOLD, used)
+            words = job.noted(answer["index"], told)
             done += answer["items"]
             work.progress(done, total, *filter(None, [words]))
 
@@ -153,7 +156,7 @@ class RayEngine:
             self._stream.write(json.dumps(told) + "\n")
             self._stream.flush()
         except OSError as error:
-            raise self._gone("was asked") from error
+            raise self._gone("it was asked") from error
 
     def _hear(self, work: Work, what: str) -> dict[str, Any]:
         try:
@@ -193,6 +196,18 @@ def _told(piece: Piece, job: Job) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def _grown(told: dict[str, Any], before: Mapping[str, Any]) -> dict[str, Any]:
+    """What a worker tells, with no count of a service below one that another has told before.
+
+    They only grow, and what a worker counted first may be heard last.
+    """
+    if SERVER_TOLD not in told:
+        return told
+    server = told[SERVER_TOLD]
+    most = {name: max(server[name], before.get(name, 0)) for name in (*USED, "cost")}
+    return {**told, SERVER_TOLD: {**server, **most}}
+
+
 def _introduced(job: Job, work: Work) -> dict[str, Any]:
     """What a service gives, asked once and not by every worker; and what was used of it so far."""
     noted = read_server(work.run, "sample", "semantics")
@@ -200,10 +215,3 @@ def _introduced(job: Job, work: Work) -> dict[str, Any]:
         note_server(job.parts.folder, load_sampler(work.config))
         noted = read_server(work.run, job.stage)
     return noted
-
-
-def _slower(config: Config, workers: int) -> Config:
-    """The config with a worker's part of the calls that may run at a time."""
-    count = workers or os.cpu_count() or 1
-    each = max(1, config.server.concurrency // max(1, min(count, config.server.concurrency)))
-    return replace(config, server=replace(config.server, concurrency=each))

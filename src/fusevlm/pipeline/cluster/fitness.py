@@ -11,7 +11,7 @@ import hashlib
 import os
 import platform
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from fusevlm.settings import NONE, Config
 PACKAGES = (
     "numpy", "scipy", "pyarrow", "safetensors", "torch", "transformers", "tokenizers", "pillow",
 )  # fmt: skip
+GRAINS = 10_000  # in a CPU, as Ray counts
 LEAST_CPUS = 2  # one is left for what brings workers their pieces
 INSTALL = "Install the same there, with constraints.txt, or leave that node out."
 
@@ -156,13 +157,24 @@ def shares(there: Resources, wanted: Wish, needs_gpu: bool, n_pieces: int) -> Sh
             f"the cluster. Ask for {most}: --workers {most}."
         )
     free = there.cpus - 1.0
-    cpus = wanted.cpus if wanted.cpus is not None else min(1.0, free / workers)
-    if cpus * workers > free:
+    cpus = wanted.cpus if wanted.cpus is not None else min(1.0, _share(free, workers))
+    if round(cpus * workers, 4) > free:
         raise InputError(
             f"{workers} workers with {cpus:g} CPUs each leave none of the {there.cpus:g} CPUs of "
             f"the cluster for what brings them their pieces. Ask for fewer."
         )
-    return Shares(workers, round(cpus, 4), gpus)
+    return Shares(workers, cpus, gpus)
+
+
+def _share(cpus: float, workers: int) -> float:
+    """A worker's part of some CPUs, rounded down: all parts together are never more than that."""
+    return cpus * GRAINS // workers / GRAINS
+
+
+def of_each(config: Config, workers: int) -> Config:
+    """The config of each of so many workers: its part of the calls that may run at a time."""
+    each = max(1, config.server.concurrency // workers)
+    return replace(config, server=replace(config.server, concurrency=each))
 
 
 def needs_gpu(stage: str, config: Config, n_gpus: float) -> bool:

@@ -12,7 +12,7 @@ from pathlib import Path
 from fusevlm.store.places import Bucket, copy_in, copy_out, point_of
 
 FILES = ("run.json", "*/stage.json", "*/place.json", "*/server.json", "data/queries.parquet",
-         "adapter/statistics.parquet", "sample/whitening/*")  # fmt: skip
+         "adapter/statistics.parquet", "sample/reduced.json", "sample/whitening/*")  # fmt: skip
 HOME = "run"  # the level they lie at, beside the stages
 
 

@@ -11,6 +11,7 @@ import os
 import socket
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -45,28 +46,34 @@ class Worker:
     def __init__(self, task: Mapping[str, Any], call: Call) -> None:
         self.task, self.call = Task(**task), call
         self.said: list[str] = []
-        self._ready: tuple[Maker, Any, Place] | None = None
 
-    def _opened(self) -> tuple[Maker, Any, Place]:
-        if self._ready is None:
-            task = self.task
-            run = Path(task.run)
-            if task.mirror:
-                from fusevlm.pipeline.cluster.mirror import fetch
+    @cached_property
+    def _work(self) -> Work:
+        """The run, or what is mirrored of it."""
+        task = self.task
+        run = Path(task.run)
+        if task.mirror:
+            from fusevlm.pipeline.cluster.mirror import fetch
 
-                run = fetch(task.mirror)
-            work = Work(
-                run,
-                make_config(task.config, "the run"),
-                lambda *_: None,
-                self.said.append,
-                worker=f"{socket.gethostname()}-{os.getpid()}",
-                shared=shared_by(self.call) if task.paid else None,
-            )
-            place = place_of(work.folder(task.stage))
-            items = stage_module(task.stage).items(work)
-            self._ready = (open_maker(task.stage, work), items, place)
-        return self._ready
+            run = fetch(task.mirror)
+        return Work(
+            run,
+            make_config(task.config, "the run"),
+            lambda *_: None,
+            self.said.append,
+            worker=f"{socket.gethostname()}-{os.getpid()}",
+            shared=shared_by(self.call) if task.paid else None,
+        )
+
+    @cached_property
+    def _place(self) -> Place:
+        return place_of(self._work.folder(self.task.stage))
+
+    @cached_property
+    def _opened(self) -> tuple[Maker, Any]:
+        """What makes parts, and what they are made of."""
+        items = stage_module(self.task.stage).items(self._work)
+        return open_maker(self.task.stage, self._work), items
 
     def make(self, text: str) -> str:
         """One piece, told and answered as JSON: what was made, or why not."""
@@ -74,7 +81,7 @@ class Worker:
         index = int(given["index"])
         try:
             tried = self.call("begin", index)
-            if tried > MOST_ATTEMPTS:
+            if tried > MOST_ATTEMPTS and not self._done(index, given):
                 raise ArtefactError(
                     f"part {index} of {self.task.stage} was begun {tried - 1} times, and each time "
                     f"its worker died: most likely memory ran out. Make batches smaller, or give "
@@ -96,18 +103,18 @@ class Worker:
         )
 
     def _make(self, index: int, given: Mapping[str, Any], *, again: bool) -> dict[str, Any]:
-        maker, items, place = self._opened()
-        if again and self._done(place, index, given):
+        maker, items = self._opened
+        if again and self._done(index, given):
             return maker.told()
         start, stop, places = given["start"], given["stop"], given["places"]
         some = range(start, stop) if places is None else [start + k for k in places]
         piece = Piece(index, Span(items, some), places, start)
-        keep_piece(place, self.task.kind, piece, maker.make(piece), self.task.size)
+        keep_piece(self._place, self.task.kind, piece, maker.make(piece), self.task.size)
         return maker.told()
 
-    def _done(self, place: Place, index: int, given: Mapping[str, Any]) -> bool:
-        """Whether a worker that died had finished the piece."""
-        if not place.has(f"part-{index:05d}.json"):
+    def _done(self, index: int, given: Mapping[str, Any]) -> bool:
+        """Whether a worker that died had finished the piece, and died in a later one with it."""
+        if not self._place.has(f"part-{index:05d}.json"):
             return False
-        version = read_note(place, self.task.kind, index).get("version", 0)
+        version = read_note(self._place, self.task.kind, index).get("version", 0)
         return bool(given["version"] is None or version != given["version"])
