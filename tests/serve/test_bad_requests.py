@@ -349,6 +349,7 @@ def test_a_client_that_leaves_takes_its_query_along(guarded, log):
         until(lambda: desk._queries.waiting == 1)
         leaving.close()
         until(lambda: f'"status": {LEFT}' in log.getvalue())
+        assert desk._queries.waiting == 0
         gate.open.set()
         assert held.result().status_code == 200
     lives(client)

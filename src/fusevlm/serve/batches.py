@@ -76,7 +76,14 @@ class Batcher(Generic[Item]):
             job = Job(item, key, time.monotonic() + self._limits.seconds)
             self._waiting.append(job)
             self._changed.notify_all()
+        job.future.add_done_callback(self._withdraw)
         return job.future
+
+    def _withdraw(self, future: Future[Any]) -> None:
+        """Take what was cancelled out of the queue, with all that it holds."""
+        if future.cancelled():
+            with self._changed:
+                self._waiting = deque(job for job in self._waiting if job.future is not future)
 
     def close(self) -> None:
         """Take no more, do what waits, and end."""
