@@ -18,6 +18,7 @@ import httpx2
 import numpy as np
 import pytest
 from PIL import Image
+from pydantic import ValidationError
 from tests.serve.live import ASK, CLEAN, QUESTION, SHAPE, Gate, chat, code, data_url, noise, served
 
 from fusevlm.serve.faults import FAULTS, LEFT
@@ -25,6 +26,7 @@ from fusevlm.serve.feedback import Feedback
 from fusevlm.serve.guard import HERE
 from fusevlm.serve.limits import Limits
 from fusevlm.serve.logs import LOGGER, JsonLines
+from fusevlm.serve.schemas import AskRequest, ChatRequest, ScoreRequest
 
 TOKEN = "0123456789abcdef-a-token"
 SECRET = "the secret of the question"
@@ -313,6 +315,36 @@ def test_wrong_types(client, body):
 )  # fmt: skip
 def test_samples_of_wrong_types(client, body):
     assert client.post("/v1/score", json=body).status_code == 422
+
+
+MANY = {f"a{k}": "" for k in range(1000)}
+
+
+@pytest.mark.parametrize(
+    ("form", "body"),
+    [
+        (AskRequest, {"question": "x", **MANY}),
+        (ScoreRequest, {"samples": ["x"], "columns": MANY}),
+        (ScoreRequest, {"samples": ["x"], "logprobs": [["x"] * 1000] * 100}),
+        (ScoreRequest, {"samples": ["x"], "answer_logprobs": ["x"] * 1000}),
+        (ScoreRequest, {"samples": ["x"] * 1000}),
+        (ChatRequest, {**chat(), **MANY}),
+        (ChatRequest, {**chat(), "messages": [{"role": "user", "content": "x", **MANY}]}),
+    ],
+)
+def test_of_very_many_faults_one_is_told(form, body):
+    """Each takes its time: of a few megabytes of them the server would stand still for seconds."""
+    with pytest.raises(ValidationError) as refused:
+        form.model_validate(body)
+    assert refused.value.error_count() == 1
+
+
+def test_an_object_of_very_many_fields_is_refused(client):
+    reply = client.post("/v1/ask", json={**ASK, **MANY})
+    assert (reply.status_code, code(reply)) == (422, "invalid")
+    assert reply.json()["error"]["message"] == (
+        "the body: it has 1002 fields; at most 64 are taken."
+    )
 
 
 def connection(client):

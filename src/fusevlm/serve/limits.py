@@ -15,6 +15,7 @@ TURNS = 32  # of a conversation
 SAMPLES = 200  # brought along, or drawn
 TOKENS = 4096  # log-probabilities of one sample
 COLUMNS = 64  # named numbers beside samples
+FIELDS = 64  # of an object, known or not
 SEEDS = 2**31 - 1
 
 
