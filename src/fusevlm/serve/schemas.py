@@ -231,7 +231,7 @@ class Part(Foreign):
     """A piece of what was said."""
 
     type: Literal["text", "image_url"]
-    text: Text | None = None
+    text: str | None = None
     image_url: ImageUrl | None = None
 
 
@@ -239,7 +239,7 @@ class ChatMessage(Foreign):
     """A turn of a conversation."""
 
     role: Literal["system", "developer", "user", "assistant"]
-    content: Text | Annotated[list[Part], Field(max_length=4 * PICTURES)] | None = None
+    content: str | Annotated[list[Part], Field(max_length=4 * PICTURES)] | None = None
 
 
 class ChatOptions(Wanted):
