@@ -148,6 +148,7 @@ def test_a_conversation_is_history_and_its_pictures_go_with_the_question(client)
         ({"model": "embedded", "messages": [{"role": "user", "content": 3}]}, "messages.0.content"),
         ({"model": "embedded", "messages": [{"role": "tool", "content": "x"}]}, "messages.0.role"),
         (chat(fusevlm={"rsik": 0.1}), "fusevlm.rsik"),
+        (chat(fusevlm={"n": 4, "samples": 3.0}), "n: given beside samples; give one of them"),
         (chat("x" * 4001), "messages: one is longer than 4000 characters"),
         ({"model": "embedded", "messages": [{"role": "user", "content": parts("x" * 3000, 2)},
                                             {"role": "user", "content": "x"}]},

@@ -21,7 +21,7 @@ from fusevlm import __version__
 from fusevlm.serve import chat
 from fusevlm.serve.desk import Desk, Look, Terms, Told
 from fusevlm.serve.faults import FAULTS, Fault
-from fusevlm.serve.forms import fault_of_form, query_of, reply, row_of, scored, wanted
+from fusevlm.serve.forms import fault_of_form, query_of, reply, row_of, scored, terms_of, wanted
 from fusevlm.serve.guard import FACTS, REQUEST, Guard
 from fusevlm.serve.metrics import CONTENT_TYPE
 from fusevlm.serve.page import live_page
@@ -137,14 +137,9 @@ def _add_chat(app: FastAPI, desk: Desk, locked: Sequence[Any]) -> None:
     async def completions(request: Request, asked: ChatRequest) -> Response:
         if desk.answerer is not None and asked.model != desk.offer.name:
             raise Fault("unknown_model", name=asked.model)
-        query = await asyncio.to_thread(chat.query_of, asked, desk.limits.pixels)
         ours = asked.fusevlm
-        terms = Terms(
-            *wanted(desk, ours),
-            n=None if ours is None else ours.n,
-            samples=None if ours is None else ours.samples,
-            seed=asked.seed or 0,
-        )
+        terms = terms_of(desk, ours, asked.seed or 0)
+        query = await asyncio.to_thread(chat.query_of, asked, desk.limits.pixels)
         told = await desk.ask(query, terms)
         verdict = {**_reply(request, told), "ignored": chat.ignored(asked)}
         on_abstain = (ours and ours.on_abstain) or desk.offer.on_abstain
