@@ -578,6 +578,26 @@ def test_what_fails_inside_is_not_shown(assistant, log):
     assert SECRET not in log.getvalue()
 
 
+def test_what_fails_in_the_middle_of_a_stream_is_its_last_event(assistant, log):
+    class Broken(Gate):
+        def ask_all(self, queries, **terms):
+            super().ask_all(queries, **terms)  # those who watch are told
+            raise RuntimeError(SECRET)
+
+    with served(Broken(assistant)) as (client, _):
+        text = client.post("/v1/ask", json={**ASK, "n": 4, "stream": True}).text
+    *before, last = text.strip().split("\n\n")
+    assert len(before) == 2
+    kind, data = last.split("\n")
+    told = json.loads(data.removeprefix("data: "))["error"]
+    assert (kind, told["code"]) == ("event: error", "server_failed")
+    lines = [json.loads(line) for line in log.getvalue().splitlines()]
+    (failed,) = [line for line in lines if line["event"] == "failed"]
+    (own,) = [line for line in lines if line.get("code") == "server_failed"]
+    assert failed["request"] == own["request"] == told["request_id"]
+    assert SECRET not in text + log.getvalue()
+
+
 def test_the_log_says_what_happened_and_never_what_was_asked(assistant, log, tmp_path):
     question, samples = "is this the very private question?", ["very private sample"]
     with served(assistant, token=TOKEN, feedback=Feedback(tmp_path / "f.jsonl")) as (client, _):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -23,6 +24,7 @@ from fusevlm.serve.desk import Desk, Look, Terms, Told
 from fusevlm.serve.faults import FAULTS, Fault
 from fusevlm.serve.forms import fault_of_form, query_of, reply, row_of, scored, terms_of, wanted
 from fusevlm.serve.guard import FACTS, REQUEST, Guard
+from fusevlm.serve.logs import fault_of, note
 from fusevlm.serve.metrics import CONTENT_TYPE
 from fusevlm.serve.page import live_page
 from fusevlm.serve.schemas import (
@@ -281,11 +283,7 @@ async def _streamed(desk: Desk, request: Request, query: Query, terms: Terms) ->
             while look is not None:
                 yield _event("samples", vars(look))
                 look = await looks.get()
-            try:
-                yield _event("answer", _reply(request, work.result()))
-            except Fault as fault:
-                request.scope[FACTS]["code"] = fault.code
-                yield _event("error", fault.body(request.scope[REQUEST]))
+            yield _last(request, work)
         finally:
             work.cancel()
 
@@ -297,6 +295,19 @@ async def _streamed(desk: Desk, request: Request, query: Query, terms: Terms) ->
     if first is None:
         work.result()  # raises what it met with
     return StreamingResponse(events(first), media_type=EVENTS)
+
+
+def _last(request: Request, work: asyncio.Future[Told]) -> str:
+    """The event that ends a stream: the answer, or what kept it from one."""
+    try:
+        return _event("answer", _reply(request, work.result()))
+    except Fault as error:
+        fault = error
+    except Exception as error:  # nothing of it may reach the client
+        note("failed", logging.ERROR, request=request.scope[REQUEST], **fault_of(error))
+        fault = Fault("server_failed")
+    request.scope[FACTS]["code"] = fault.code
+    return _event("error", fault.body(request.scope[REQUEST]))
 
 
 def _event(name: str, data: Any) -> str:
