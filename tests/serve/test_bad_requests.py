@@ -1,5 +1,7 @@
 """Bad input: the right status and message, no trace, no leak, and the server lives."""
 
+import asyncio
+import gc
 import io
 import json
 import logging
@@ -622,6 +624,26 @@ def test_the_log_says_what_happened_and_never_what_was_asked(assistant, log, tmp
     assert own[0]["decision"] in ("answer", "abstain")
     assert own[5]["path"] == "other"
     assert lines[-1]["template"] == "odd words in %r"
+
+
+def test_the_log_of_an_exception_nobody_looked_at(log):
+    """asyncio puts its words into the line itself."""
+
+    async def broken():
+        raise RuntimeError(SECRET)
+
+    async def lost():
+        asyncio.ensure_future(broken())  # noqa: RUF006
+        await asyncio.sleep(0)
+
+    asyncio.run(lost())
+    gc.collect()
+    (line,) = [json.loads(line) for line in log.getvalue().splitlines()]
+    assert (line["template"], line["error"]) == (
+        "Task exception was never retrieved",
+        "RuntimeError",
+    )
+    assert SECRET not in log.getvalue()
 
 
 def test_no_other_site_may_ask(client):
