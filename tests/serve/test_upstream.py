@@ -194,6 +194,20 @@ def test_a_server_without_a_model_judges_samples(scorer):
         assert client.get("/").status_code == 200
 
 
+def test_large_answers_are_forgotten_sooner(scorer):
+    """Two hundred samples of four thousand tokens are 6.6 MB each time."""
+    limits = Limits(known_bytes=4_000_000)
+    body = {"samples": ["a"] * 50, "logprobs": [[-1.0] * 4000] * 50}
+    with served(None, scorer=scorer, name="none", limits=limits) as (client, desk):
+        names = [client.post("/v1/score", json=body).json()["id"] for _ in range(4)]
+        codes = [client.post("/v1/decide", json={"id": name}).status_code for name in names]
+        assert codes == [404, 404, 200, 200]
+        small = {"samples": ["a", "b"], "logprobs": [[-1.0], [-2.0]]}
+        for _ in range(20):
+            client.post("/v1/score", json=small)
+        assert len(desk.memory) == 22
+
+
 def test_a_fit_says_what_it_lacks(server):
     client, _ = server
     reply = client.post("/v1/score", json={"samples": ["a", "b"]})  # no log-probabilities

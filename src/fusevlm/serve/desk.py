@@ -144,7 +144,8 @@ class Desk:
     ) -> None:
         self.answerer, self.scorer, self.offer = answerer, scorer, offer
         self.limits = limits or Limits()
-        self.metrics, self.memory = Metrics(), Memory(self.limits.known)
+        self.metrics = Metrics()
+        self.memory = Memory(self.limits.known, self.limits.known_bytes)
         self._feedback = feedback
         self.drift = None if answerer is None else DriftWatch(answerer.fuse)
         self.usual = 0 if answerer is None else usual_samples(answerer)
