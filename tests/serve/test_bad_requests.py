@@ -509,6 +509,26 @@ def test_an_answer_that_takes_too_long_is_not_waited_for(assistant):
         assert client.get("/healthz").status_code == 200
 
 
+def test_a_model_that_stands_still_does_not_keep_a_server_from_ending(assistant, monkeypatch):
+    """Who waits is told; the thread is left behind."""
+    monkeypatch.setattr("fusevlm.serve.desk.ENDING", 0.2)
+    gate = Gate(assistant)
+    gate.open.clear()
+    try:
+        with served(gate, limits=Limits(closing_seconds=1)) as (client, _):
+            own = connection(client)
+            own.sendall(request(client, ASK))
+            assert gate.entered.acquire(timeout=20)
+            start = time.monotonic()
+        assert time.monotonic() - start < 10  # the model would take a minute
+        told = ended(own).decode()
+        assert told.startswith("HTTP/1.1 503 ")
+        assert '"code": "not_ready"' in told
+        own.close()
+    finally:
+        gate.open.set()
+
+
 def test_a_thousand_wrong_tokens(guarded):
     """None is let in, whatever it has in common with the right one, and none is in the log."""
     client, _, _ = guarded

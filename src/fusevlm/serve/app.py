@@ -94,7 +94,7 @@ def _add_asking(app: FastAPI, desk: Desk, locked: Sequence[Any]) -> None:
     @app.post(
         "/v1/ask",
         response_model=AnswerReply,
-        responses=STREAMED | faults(404, 408, 413, 429, 500, 502, 504),
+        responses=STREAMED | faults(404, 408, 413, 429, 500, 502, 503, 504),
         dependencies=locked,
         summary="A question about a picture: answer, P(wrong), decision and reason",
     )
@@ -132,7 +132,7 @@ def _add_chat(app: FastAPI, desk: Desk, locked: Sequence[Any]) -> None:
     @app.post(
         "/v1/chat/completions",
         response_model=ChatReply,
-        responses=STREAMED | faults(404, 408, 413, 429, 500, 502, 504),
+        responses=STREAMED | faults(404, 408, 413, 429, 500, 502, 503, 504),
         dependencies=locked,
         summary="OpenAI's chat completions, judged before the first word",
     )
@@ -173,7 +173,7 @@ def _add_judging(app: FastAPI, desk: Desk, locked: Sequence[Any]) -> None:
     @app.post(
         "/v1/score",
         response_model=ScoreReply,
-        responses=faults(408, 413, 429, 500, 504),
+        responses=faults(408, 413, 429, 500, 503, 504),
         dependencies=locked,
         summary="Samples of your own: P(wrong), decision and reason where there is a fit",
     )

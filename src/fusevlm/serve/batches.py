@@ -85,13 +85,14 @@ class Batcher(Generic[Item]):
             with self._changed:
                 self._waiting = deque(job for job in self._waiting if job.future is not future)
 
-    def close(self) -> None:
-        """Take no more, do what waits, and end."""
+    def close(self, seconds: float | None = None) -> None:
+        """Take no more, do what waits, and end; what takes longer than so many seconds is left."""
         with self._changed:
             self._closing = True
             self._changed.notify_all()
+        until = None if seconds is None else time.monotonic() + seconds
         for thread in self._threads:
-            thread.join()
+            thread.join(None if until is None else max(0.0, until - time.monotonic()))
 
     def _wait(self) -> int:
         """Seconds until the queue should be half as long."""

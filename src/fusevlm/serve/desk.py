@@ -42,6 +42,7 @@ from fusevlm.serve.metrics import Metrics
 from fusevlm.types import Queries, Query, Samples
 
 FLAG, REFUSE = "flag", "refuse"
+ENDING = 3.0  # seconds that a thread gets to end
 
 
 @dataclass(frozen=True)
@@ -262,9 +263,9 @@ class Desk:
         return self.metrics.text(gauges)
 
     def close(self) -> None:
-        """Finish what is under way and take no more."""
-        self._queries.close()
-        self._rows.close()
+        """Take no more and end; nobody waits any more for what a model is still at."""
+        for one in (self._queries, self._rows):
+            one.close(ENDING)
 
     def _ask(self, several: Sequence[Asked]) -> list[Any]:
         """Answers to queries of one key, asked together; equal ones are asked once."""
