@@ -1,6 +1,7 @@
 """A model behind another server, judged by a saved Scorer: the toy of tests/models."""
 
 import json
+import time
 
 import pytest
 from tests.models.chat_server import serving
@@ -122,6 +123,20 @@ def test_a_broken_upstream_is_told_as_such(model, scorer, upstream, monkeypatch)
         assert (reply.status_code, code(reply)) == (503, "not_ready")
         assert "fusevlm_ready 0" in client.get("/metrics").text
         upstream.break_down(None)
+        assert client.post("/v1/ask", json={"question": "is it back?"}).status_code == 200
+        assert client.get("/readyz").status_code == 200
+
+
+def test_a_server_that_nobody_asks_may_be_asked_again(model, scorer, upstream, monkeypatch):
+    """Who heeds /readyz sends no query, and only a query could tell that the upstream is back."""
+    monkeypatch.setattr("fusevlm.serve.desk.AGAIN", 0.5)
+    with served(Judged(model, scorer, n=N), name="toy") as (client, _):
+        upstream.break_down("503")
+        assert client.post("/v1/ask", json={"question": "is it down?"}).status_code == 502
+        assert client.get("/readyz").status_code == 503
+        upstream.break_down(None)
+        time.sleep(0.6)
+        assert client.get("/readyz").status_code == 200
         assert client.post("/v1/ask", json={"question": "is it back?"}).status_code == 200
         assert client.get("/readyz").status_code == 200
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import secrets
+import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
@@ -43,6 +44,7 @@ from fusevlm.types import Queries, Query, Samples
 
 FLAG, REFUSE = "flag", "refuse"
 ENDING = 3.0  # seconds that a thread gets to end
+AGAIN = 30.0  # seconds after which a model that could not be reached may be tried again
 
 
 @dataclass(frozen=True)
@@ -148,6 +150,7 @@ class Desk:
         self.metrics = Metrics()
         self.memory = Memory(self.limits.known, self.limits.known_bytes)
         self._feedback = feedback
+        self._again = 0.0  # when a model that could not be reached may be tried again
         self.drift = None if answerer is None else DriftWatch(answerer.fuse)
         self.usual = 0 if answerer is None else usual_samples(answerer)
         self._shown = answerer is not None and needs_pictures(answerer.fuse)
@@ -242,7 +245,8 @@ class Desk:
             return "the server is ending."
         if self._queries.waiting >= self.limits.queue:
             return "the queue is full."
-        if self.answerer is not None and halted(self.answerer):
+        recent = time.monotonic() < self._again
+        if self.answerer is not None and recent and halted(self.answerer):
             return "the model behind this server cannot be reached, or its budget is used up."
         return ""
 
@@ -278,6 +282,8 @@ class Desk:
                 list(unique.values()), risk=first.risk, delta=first.delta, n=first.n,
                 samples=first.samples, seed=first.seed, watch=last.watch, steps=steps,
             )  # fmt: skip
+            if halted(self.answerer):  # only asking can tell that it is back, so not for ever
+                self._again = time.monotonic() + AGAIN
             found = dict(zip(unique, told, strict=True))
             return [self._keep(one, found[one.query.id], last.seen) for one in several]
 
