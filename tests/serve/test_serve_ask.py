@@ -152,6 +152,8 @@ def test_as_few_samples_as_the_decision_needs(client, assistant):
     assert found["generated"] < 21
     with client.stream("POST", "/v1/ask", json={**body, "stream": True}) as reply:
         told = list(events(reply))
+    *_, (_, last), (_, answer) = told
+    assert last["p_wrong"] == answer["p_wrong"] == pytest.approx(found["p_wrong"], abs=1e-6)
     assert all(one["p_wrong"] is not None for _, one in told)
     own = {name: found[name] for name in ("id", "risk", "delta")}
     assert client.post("/v1/decide", json=own).json() == found
