@@ -313,10 +313,8 @@ class Desk:
 
     def _watch(self, unit: str, table: Queries) -> None:
         assert self.drift is not None
-        before = self.drift.state
-        self.drift.see(unit, table)
-        now = self.drift.state
-        if before is not None and now is not None and now.alarms > before.alarms:
+        alarm, now = self.drift.see(unit, table), self.drift.state
+        if alarm and now is not None:
             note("drift", p_value=now.p_value, worst=now.worst)
 
     def _remember(self, known: Known) -> Told:
