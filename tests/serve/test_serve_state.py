@@ -154,7 +154,7 @@ def test_feedback_becomes_a_table_that_fit_reads(assistant, tmp_path, capsys):
         assert (strange.status_code, code(strange)) == (404, "unknown_answer")
         counted = parsed(client.get("/metrics").text)
         total = sum(v for (name, _), v in counted.items() if name == "fusevlm_feedback_total")
-        assert total == 120
+        assert total == 60
     rows = read_sampled(path)
     assert len(rows) == 60
     for row, (found, wrong) in zip(rows, told, strict=True):

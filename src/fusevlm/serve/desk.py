@@ -230,8 +230,8 @@ class Desk:
         """Keep what somebody says of an answer."""
         if self._feedback is None:
             raise Fault("no_feedback")
-        self._feedback.tell(name, self._find(name), wrong)
-        self.metrics.count("fusevlm_feedback_total", wrong=str(wrong).lower())
+        if self._feedback.tell(name, self._find(name), wrong):
+            self.metrics.count("fusevlm_feedback_total", wrong=str(wrong).lower())
 
     def _find(self, name: str) -> Known:
         known = self.memory.find(name)
