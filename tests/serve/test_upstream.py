@@ -247,11 +247,14 @@ def test_a_fit_that_rests_on_columns_cannot_ask(model):
         assert "columns lacks 'mine'" in reply.json()["error"]["message"]
 
 
-def test_a_model_is_called_without_its_address_or_folder(tmp_path):
+def test_a_model_is_called_without_its_address_or_folder(tmp_path, monkeypatch):
     assert public_name("openai:llava@http://10.0.0.1:8000/v1") == "llava"
     assert public_name("openai:me@home@https://x.example/v1") == "me@home"
     assert public_name("/home/me/runs/own-vlm") == "own-vlm"
     assert public_name("vllm:org/model") == "model"
     assert public_name("embedded") == "embedded"
+    (tmp_path / "run" / "data").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "run" / "data")
+    assert (public_name("."), public_name("..")) == ("data", "run")
     with pytest.raises(fusevlm.FuseError, match="is no run folder"):
         load_answerer("openai:toy@http://127.0.0.1:1/v1")
