@@ -381,8 +381,9 @@ class Assistant(Displayed):
         cost = costs(tiers, going.negatable)
         look = rounds.look(k, table, plan, cost)
         first = look.scores if going.first is None else going.first
+        chance = rounds.chance(look.p, plan)
         for i, query in enumerate(asked.queries):
-            terms.watch(Seen(query, said[i], tiers[k].name, float(look.p[i])))
+            terms.watch(Seen(query, said[i], tiers[k].name, float(chance[i])))
         ends = np.flatnonzero(~look.go_on | (k == len(tiers) - 1)).tolist()
         if ends:
             decided = rounds.ended(k, look, first, ends, plan, cost)

@@ -4,7 +4,7 @@ import json
 import logging
 import re
 import time
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
@@ -549,6 +549,17 @@ def test_a_budget_of_calls_is_kept_and_whole_queries_are_paid(server):
     assert model.describe()["calls"] == probed + 4
     with pytest.raises(InputError, match="max_calls = 2 is used up"):
         load(server, max_calls=2)
+
+
+def test_what_was_kept_for_queries_that_nobody_waited_for_is_free_again(server):
+    model = load(server, max_calls=3 + 6, concurrency=1)
+    server.pause = 0.05
+    with closing(model.sample([text_query(i) for i in range(3)], 3, constant(3), seed=0)) as drawn:
+        assert next(drawn).error is None
+    used = model.describe()["calls"]
+    assert used < 9
+    for i in range(10, 10 + (9 - used) // 2):
+        assert ask(model, query=text_query(i), n=3).error is None
 
 
 def test_retries_count_too(server):

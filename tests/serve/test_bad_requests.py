@@ -1,5 +1,7 @@
 """Bad input: the right status and message, no trace, no leak, and the server lives."""
 
+import asyncio
+import gc
 import io
 import json
 import logging
@@ -18,6 +20,7 @@ import httpx2
 import numpy as np
 import pytest
 from PIL import Image
+from pydantic import ValidationError
 from tests.serve.live import ASK, CLEAN, QUESTION, SHAPE, Gate, chat, code, data_url, noise, served
 
 from fusevlm.serve.faults import FAULTS, LEFT
@@ -25,6 +28,7 @@ from fusevlm.serve.feedback import Feedback
 from fusevlm.serve.guard import HERE
 from fusevlm.serve.limits import Limits
 from fusevlm.serve.logs import LOGGER, JsonLines
+from fusevlm.serve.schemas import AskRequest, ChatRequest, ScoreRequest
 
 TOKEN = "0123456789abcdef-a-token"
 SECRET = "the secret of the question"
@@ -315,6 +319,36 @@ def test_samples_of_wrong_types(client, body):
     assert client.post("/v1/score", json=body).status_code == 422
 
 
+MANY = {f"a{k}": "" for k in range(1000)}
+
+
+@pytest.mark.parametrize(
+    ("form", "body"),
+    [
+        (AskRequest, {"question": "x", **MANY}),
+        (ScoreRequest, {"samples": ["x"], "columns": MANY}),
+        (ScoreRequest, {"samples": ["x"], "logprobs": [["x"] * 1000] * 100}),
+        (ScoreRequest, {"samples": ["x"], "answer_logprobs": ["x"] * 1000}),
+        (ScoreRequest, {"samples": ["x"] * 1000}),
+        (ChatRequest, {**chat(), **MANY}),
+        (ChatRequest, {**chat(), "messages": [{"role": "user", "content": "x", **MANY}]}),
+    ],
+)
+def test_of_very_many_faults_one_is_told(form, body):
+    """Each takes its time: of a few megabytes of them the server would stand still for seconds."""
+    with pytest.raises(ValidationError) as refused:
+        form.model_validate(body)
+    assert refused.value.error_count() == 1
+
+
+def test_an_object_of_very_many_fields_is_refused(client):
+    reply = client.post("/v1/ask", json={**ASK, **MANY})
+    assert (reply.status_code, code(reply)) == (422, "invalid")
+    assert reply.json()["error"]["message"] == (
+        "the body: it has 1002 fields; at most 64 are taken."
+    )
+
+
 def connection(client):
     address = urlsplit(str(client.base_url))
     return socket.create_connection((address.hostname, address.port), timeout=30)
@@ -349,6 +383,7 @@ def test_a_client_that_leaves_takes_its_query_along(guarded, log):
         until(lambda: desk._queries.waiting == 1)
         leaving.close()
         until(lambda: f'"status": {LEFT}' in log.getvalue())
+        assert desk._queries.waiting == 0
         gate.open.set()
         assert held.result().status_code == 200
     lives(client)
@@ -474,6 +509,26 @@ def test_an_answer_that_takes_too_long_is_not_waited_for(assistant):
         assert client.get("/healthz").status_code == 200
 
 
+def test_a_model_that_stands_still_does_not_keep_a_server_from_ending(assistant, monkeypatch):
+    """Who waits is told; the thread is left behind."""
+    monkeypatch.setattr("fusevlm.serve.desk.ENDING", 0.2)
+    gate = Gate(assistant)
+    gate.open.clear()
+    try:
+        with served(gate, limits=Limits(closing_seconds=1)) as (client, _):
+            own = connection(client)
+            own.sendall(request(client, ASK))
+            assert gate.entered.acquire(timeout=20)
+            start = time.monotonic()
+        assert time.monotonic() - start < 10  # the model would take a minute
+        told = ended(own).decode()
+        assert told.startswith("HTTP/1.1 503 ")
+        assert '"code": "not_ready"' in told
+        own.close()
+    finally:
+        gate.open.set()
+
+
 def test_a_thousand_wrong_tokens(guarded):
     """None is let in, whatever it has in common with the right one, and none is in the log."""
     client, _, _ = guarded
@@ -545,6 +600,26 @@ def test_what_fails_inside_is_not_shown(assistant, log):
     assert SECRET not in log.getvalue()
 
 
+def test_what_fails_in_the_middle_of_a_stream_is_its_last_event(assistant, log):
+    class Broken(Gate):
+        def ask_all(self, queries, **terms):
+            super().ask_all(queries, **terms)  # those who watch are told
+            raise RuntimeError(SECRET)
+
+    with served(Broken(assistant)) as (client, _):
+        text = client.post("/v1/ask", json={**ASK, "n": 4, "stream": True}).text
+    *before, last = text.strip().split("\n\n")
+    assert len(before) == 2
+    kind, data = last.split("\n")
+    told = json.loads(data.removeprefix("data: "))["error"]
+    assert (kind, told["code"]) == ("event: error", "server_failed")
+    lines = [json.loads(line) for line in log.getvalue().splitlines()]
+    (failed,) = [line for line in lines if line["event"] == "failed"]
+    (own,) = [line for line in lines if line.get("code") == "server_failed"]
+    assert failed["request"] == own["request"] == told["request_id"]
+    assert SECRET not in text + log.getvalue()
+
+
 def test_the_log_says_what_happened_and_never_what_was_asked(assistant, log, tmp_path):
     question, samples = "is this the very private question?", ["very private sample"]
     with served(assistant, token=TOKEN, feedback=Feedback(tmp_path / "f.jsonl")) as (client, _):
@@ -569,6 +644,26 @@ def test_the_log_says_what_happened_and_never_what_was_asked(assistant, log, tmp
     assert own[0]["decision"] in ("answer", "abstain")
     assert own[5]["path"] == "other"
     assert lines[-1]["template"] == "odd words in %r"
+
+
+def test_the_log_of_an_exception_nobody_looked_at(log):
+    """asyncio puts its words into the line itself."""
+
+    async def broken():
+        raise RuntimeError(SECRET)
+
+    async def lost():
+        asyncio.ensure_future(broken())  # noqa: RUF006
+        await asyncio.sleep(0)
+
+    asyncio.run(lost())
+    gc.collect()
+    (line,) = [json.loads(line) for line in log.getvalue().splitlines()]
+    assert (line["template"], line["error"]) == (
+        "Task exception was never retrieved",
+        "RuntimeError",
+    )
+    assert SECRET not in log.getvalue()
 
 
 def test_no_other_site_may_ask(client):

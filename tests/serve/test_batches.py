@@ -100,6 +100,19 @@ def test_what_is_withdrawn_is_not_done(work):
     found.close()
 
 
+def test_what_is_withdrawn_makes_room_at_once(work):
+    found = batcher(work)
+    busy(found, work)
+    gone = [found.submit("a", k) for k in range(8)]
+    assert all(one.cancel() for one in gone)
+    assert found.waiting == 0
+    stays = found.submit("a", 9)  # a full queue would refuse it
+    work.gate.set()
+    assert stays.result(10) == 18
+    found.close()
+    assert work.batches == [[100], [9]]
+
+
 def test_what_waited_too_long_is_not_done(work):
     found = batcher(work, seconds=0.05)
     busy(found, work)

@@ -14,6 +14,10 @@ PATH = "/v1/chat/completions"
 STRANGE = noise(7)
 
 
+def parts(text, times):
+    return [{"type": "text", "text": text}] * times
+
+
 def chunks(reply):
     lines = [line[6:] for line in reply.iter_lines() if line.startswith("data: ")]
     assert lines.pop() == "[DONE]"
@@ -111,6 +115,16 @@ def test_what_is_not_heeded_is_told(client):
     same(found["fusevlm"], client.post("/v1/ask", json=ASK).json())
 
 
+def test_what_is_not_heeded_may_be_long(client):
+    body = chat(fusevlm={"n": 2})
+    body["messages"].insert(0, {"role": "system", "content": "Be brief. " * 1000})
+    reply = client.post(PATH, json=body)
+    assert (reply.status_code, reply.json()["fusevlm"]["ignored"]) == (
+        200,
+        ["messages of the system"],
+    )
+
+
 def test_a_conversation_is_history_and_its_pictures_go_with_the_question(client):
     first = chat("is it blue?")["messages"]
     turns = [*first, {"role": "assistant", "content": "no"}, {"role": "user", "content": QUESTION}]
@@ -134,6 +148,11 @@ def test_a_conversation_is_history_and_its_pictures_go_with_the_question(client)
         ({"model": "embedded", "messages": [{"role": "user", "content": 3}]}, "messages.0.content"),
         ({"model": "embedded", "messages": [{"role": "tool", "content": "x"}]}, "messages.0.role"),
         (chat(fusevlm={"rsik": 0.1}), "fusevlm.rsik"),
+        (chat(fusevlm={"n": 4, "samples": 3.0}), "n: given beside samples; give one of them"),
+        (chat("x" * 4001), "messages: one is longer than 4000 characters"),
+        ({"model": "embedded", "messages": [{"role": "user", "content": parts("x" * 3000, 2)},
+                                            {"role": "user", "content": "x"}]},
+         "messages: one is longer than 4000 characters"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_answered_is_said(client, body, words):

@@ -152,9 +152,14 @@ def test_as_few_samples_as_the_decision_needs(client, assistant):
     assert found["generated"] < 21
     with client.stream("POST", "/v1/ask", json={**body, "stream": True}) as reply:
         told = list(events(reply))
+    *_, (_, last), (_, answer) = told
+    assert last["p_wrong"] == answer["p_wrong"] == pytest.approx(found["p_wrong"], abs=1e-6)
     assert all(one["p_wrong"] is not None for _, one in told)
-    refused = client.post("/v1/decide", json={"id": found["id"], "risk": 0.2})
-    assert (refused.status_code, code(refused)) == (409, "other_risk")
+    own = {name: found[name] for name in ("id", "risk", "delta")}
+    assert client.post("/v1/decide", json=own).json() == found
+    for other in ({"risk": 0.2}, {"delta": 0.2}):
+        refused = client.post("/v1/decide", json={**own, **other})
+        assert (refused.status_code, code(refused)) == (409, "other_risk")
 
 
 def test_answers_alone_are_decided_at_each_ones_risk(client, assistant):

@@ -1,6 +1,7 @@
 """A model behind another server, judged by a saved Scorer: the toy of tests/models."""
 
 import json
+import time
 
 import pytest
 from tests.models.chat_server import serving
@@ -126,6 +127,20 @@ def test_a_broken_upstream_is_told_as_such(model, scorer, upstream, monkeypatch)
         assert client.get("/readyz").status_code == 200
 
 
+def test_a_server_that_nobody_asks_may_be_asked_again(model, scorer, upstream, monkeypatch):
+    """Who heeds /readyz sends no query, and only a query could tell that the upstream is back."""
+    monkeypatch.setattr("fusevlm.serve.desk.AGAIN", 0.5)
+    with served(Judged(model, scorer, n=N), name="toy") as (client, _):
+        upstream.break_down("503")
+        assert client.post("/v1/ask", json={"question": "is it down?"}).status_code == 502
+        assert client.get("/readyz").status_code == 503
+        upstream.break_down(None)
+        time.sleep(0.6)
+        assert client.get("/readyz").status_code == 200
+        assert client.post("/v1/ask", json={"question": "is it back?"}).status_code == 200
+        assert client.get("/readyz").status_code == 200
+
+
 def test_what_the_upstream_refuses_is_the_askers_trouble(model, scorer, upstream):
     with served(Judged(model, scorer, n=N), name="toy") as (client, _):
         upstream.break_down("too long")
@@ -194,6 +209,20 @@ def test_a_server_without_a_model_judges_samples(scorer):
         assert client.get("/").status_code == 200
 
 
+def test_large_answers_are_forgotten_sooner(scorer):
+    """Two hundred samples of four thousand tokens are 6.6 MB each time."""
+    limits = Limits(known_bytes=4_000_000)
+    body = {"samples": ["a"] * 50, "logprobs": [[-1.0] * 4000] * 50}
+    with served(None, scorer=scorer, name="none", limits=limits) as (client, desk):
+        names = [client.post("/v1/score", json=body).json()["id"] for _ in range(4)]
+        codes = [client.post("/v1/decide", json={"id": name}).status_code for name in names]
+        assert codes == [404, 404, 200, 200]
+        small = {"samples": ["a", "b"], "logprobs": [[-1.0], [-2.0]]}
+        for _ in range(20):
+            client.post("/v1/score", json=small)
+        assert len(desk.memory) == 22
+
+
 def test_a_fit_says_what_it_lacks(server):
     client, _ = server
     reply = client.post("/v1/score", json={"samples": ["a", "b"]})  # no log-probabilities
@@ -218,11 +247,14 @@ def test_a_fit_that_rests_on_columns_cannot_ask(model):
         assert "columns lacks 'mine'" in reply.json()["error"]["message"]
 
 
-def test_a_model_is_called_without_its_address_or_folder(tmp_path):
+def test_a_model_is_called_without_its_address_or_folder(tmp_path, monkeypatch):
     assert public_name("openai:llava@http://10.0.0.1:8000/v1") == "llava"
     assert public_name("openai:me@home@https://x.example/v1") == "me@home"
     assert public_name("/home/me/runs/own-vlm") == "own-vlm"
     assert public_name("vllm:org/model") == "model"
     assert public_name("embedded") == "embedded"
+    (tmp_path / "run" / "data").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "run" / "data")
+    assert (public_name("."), public_name("..")) == ("data", "run")
     with pytest.raises(fusevlm.FuseError, match="is no run folder"):
         load_answerer("openai:toy@http://127.0.0.1:1/v1")

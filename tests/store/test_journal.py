@@ -8,7 +8,7 @@ from threading import Thread
 import pytest
 
 from fusevlm.errors import ArtefactError
-from fusevlm.store.journal import Journal
+from fusevlm.store.journal import Journal, append_line
 
 
 def test_what_is_added_is_found_by_the_next(tmp_path):
@@ -104,3 +104,24 @@ def test_a_link_is_not_followed_and_a_full_disk_is_said(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(ArtefactError, match=r"No space left on device\. What was answered before"):
         Journal(tmp_path / "other.jsonl").add("a", 1)
+
+
+def test_a_disk_that_takes_half_a_line_takes_none(tmp_path, monkeypatch):
+    """A write to a disk that is nearly full is cut short without an error; the next one has it."""
+    path, write = tmp_path / "told.jsonl", os.write
+    append_line(path, b"first\n")
+
+    def slow(handle, data):
+        return write(handle, data[:2])
+
+    def full(handle, data):
+        if path.stat().st_size > len("first\n"):
+            raise OSError(28, "No space left on device")
+        return slow(handle, data)
+
+    monkeypatch.setattr(os, "write", full)
+    with pytest.raises(ArtefactError, match="No space left on device"):
+        append_line(path, b"second\n")
+    monkeypatch.setattr(os, "write", slow)
+    append_line(path, b"third\n")
+    assert path.read_bytes() == b"first\nthird\n"

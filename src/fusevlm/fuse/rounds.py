@@ -456,6 +456,11 @@ class Rounds(Displayed):
         scores = replace(look.scores, novelty=first.novelty, strangest=first.strangest).take(index)
         return self._decided(look.p[index], np.full(len(index), k), (scores,), plan, cost[index])
 
+    def chance(self, p: FloatArray, plan: Plan) -> FloatArray:
+        """P(wrong) as decisions tell it, of that by a tier: the plan's labels have set it."""
+        u = stopping.on_one_scale(p)
+        return np.full(len(u), np.nan) if plan.score_map is None else plan.score_map(u)
+
     def _decided(
         self,
         p: FloatArray,
@@ -464,8 +469,7 @@ class Rounds(Displayed):
         plan: Plan,
         cost: FloatArray,
     ) -> RoundDecisions:
-        u = stopping.on_one_scale(p)
-        chance = np.full(len(u), np.nan) if plan.score_map is None else plan.score_map(u)
+        u, chance = stopping.on_one_scale(p), self.chance(p, plan)
         limits = plan.threshold.limits(None, len(u))
         found = decisions(replace(scores[0], u=u), chance, limits, plan.threshold, self.options)
         names = tuple(tier.name for tier in self.fitted.tiers)

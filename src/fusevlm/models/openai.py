@@ -176,6 +176,9 @@ class OpenAI:
         finally:
             stop.set()
             pool.shutdown(cancel_futures=True)
+            for asked in begun.values():
+                if asked.calls:  # nobody waited for it: what was kept for it is free again
+                    self.service.meter.withdraw(asked.promise)
 
     def ask(self, asked: Asked, heat: FloatArray, seed: int, pool: ThreadPoolExecutor) -> None:
         """Hand the calls of a query to the pool: those for answers that are not known yet."""
@@ -278,9 +281,11 @@ class OpenAI:
 
     def finish(self, asked: Asked, heat: FloatArray) -> Generation:
         """Wait for a query's calls and put their answers together."""
-        while asked.calls:
-            asked.calls.pop(0).result()
-        self.service.meter.withdraw(asked.promise)
+        try:
+            while asked.calls:
+                asked.calls.pop(0).result()
+        finally:
+            self.service.meter.withdraw(asked.promise)
         if asked.failure is not None:
             return _failed(asked, asked.failure)
         judged = asked.found[JUDGED]

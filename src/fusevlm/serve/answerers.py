@@ -162,7 +162,8 @@ def public_name(source: str | os.PathLike[str]) -> str:
     name, where = split_source(str(source))
     if name == "openai":
         where = where.rpartition("@http")[0] or where
-    return Path(where).name or EMBEDDED
+    place = Path(where)
+    return place.name if place.name.strip(".") else place.resolve().name
 
 
 def private_names(answerer: Answerer) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -21,8 +22,9 @@ from fusevlm import __version__
 from fusevlm.serve import chat
 from fusevlm.serve.desk import Desk, Look, Terms, Told
 from fusevlm.serve.faults import FAULTS, Fault
-from fusevlm.serve.forms import fault_of_form, query_of, reply, row_of, scored, wanted
+from fusevlm.serve.forms import fault_of_form, query_of, reply, row_of, scored, terms_of, wanted
 from fusevlm.serve.guard import FACTS, REQUEST, Guard
+from fusevlm.serve.logs import fault_of, note
 from fusevlm.serve.metrics import CONTENT_TYPE
 from fusevlm.serve.page import live_page
 from fusevlm.serve.schemas import (
@@ -92,7 +94,7 @@ def _add_asking(app: FastAPI, desk: Desk, locked: Sequence[Any]) -> None:
     @app.post(
         "/v1/ask",
         response_model=AnswerReply,
-        responses=STREAMED | faults(404, 408, 413, 429, 500, 502, 504),
+        responses=STREAMED | faults(404, 408, 413, 429, 500, 502, 503, 504),
         dependencies=locked,
         summary="A question about a picture: answer, P(wrong), decision and reason",
     )
@@ -130,21 +132,16 @@ def _add_chat(app: FastAPI, desk: Desk, locked: Sequence[Any]) -> None:
     @app.post(
         "/v1/chat/completions",
         response_model=ChatReply,
-        responses=STREAMED | faults(404, 408, 413, 429, 500, 502, 504),
+        responses=STREAMED | faults(404, 408, 413, 429, 500, 502, 503, 504),
         dependencies=locked,
         summary="OpenAI's chat completions, judged before the first word",
     )
     async def completions(request: Request, asked: ChatRequest) -> Response:
         if desk.answerer is not None and asked.model != desk.offer.name:
             raise Fault("unknown_model", name=asked.model)
-        query = await asyncio.to_thread(chat.query_of, asked, desk.limits.pixels)
         ours = asked.fusevlm
-        terms = Terms(
-            *wanted(desk, ours),
-            n=None if ours is None else ours.n,
-            samples=None if ours is None else ours.samples,
-            seed=asked.seed or 0,
-        )
+        terms = terms_of(desk, ours, asked.seed or 0)
+        query = await asyncio.to_thread(chat.query_of, asked, desk.limits.pixels)
         told = await desk.ask(query, terms)
         verdict = {**_reply(request, told), "ignored": chat.ignored(asked)}
         on_abstain = (ours and ours.on_abstain) or desk.offer.on_abstain
@@ -176,7 +173,7 @@ def _add_judging(app: FastAPI, desk: Desk, locked: Sequence[Any]) -> None:
     @app.post(
         "/v1/score",
         response_model=ScoreReply,
-        responses=faults(408, 413, 429, 500, 504),
+        responses=faults(408, 413, 429, 500, 503, 504),
         dependencies=locked,
         summary="Samples of your own: P(wrong), decision and reason where there is a fit",
     )
@@ -286,11 +283,7 @@ async def _streamed(desk: Desk, request: Request, query: Query, terms: Terms) ->
             while look is not None:
                 yield _event("samples", vars(look))
                 look = await looks.get()
-            try:
-                yield _event("answer", _reply(request, work.result()))
-            except Fault as fault:
-                request.scope[FACTS]["code"] = fault.code
-                yield _event("error", fault.body(request.scope[REQUEST]))
+            yield _last(request, work)
         finally:
             work.cancel()
 
@@ -302,6 +295,19 @@ async def _streamed(desk: Desk, request: Request, query: Query, terms: Terms) ->
     if first is None:
         work.result()  # raises what it met with
     return StreamingResponse(events(first), media_type=EVENTS)
+
+
+def _last(request: Request, work: asyncio.Future[Told]) -> str:
+    """The event that ends a stream: the answer, or what kept it from one."""
+    try:
+        return _event("answer", _reply(request, work.result()))
+    except Fault as error:
+        fault = error
+    except Exception as error:  # nothing of it may reach the client
+        note("failed", logging.ERROR, request=request.scope[REQUEST], **fault_of(error))
+        fault = Fault("server_failed")
+    request.scope[FACTS]["code"] = fault.code
+    return _event("error", fault.body(request.scope[REQUEST]))
 
 
 def _event(name: str, data: Any) -> str:

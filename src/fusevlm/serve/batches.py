@@ -76,15 +76,23 @@ class Batcher(Generic[Item]):
             job = Job(item, key, time.monotonic() + self._limits.seconds)
             self._waiting.append(job)
             self._changed.notify_all()
+        job.future.add_done_callback(self._withdraw)
         return job.future
 
-    def close(self) -> None:
-        """Take no more, do what waits, and end."""
+    def _withdraw(self, future: Future[Any]) -> None:
+        """Take what was cancelled out of the queue, with all that it holds."""
+        if future.cancelled():
+            with self._changed:
+                self._waiting = deque(job for job in self._waiting if job.future is not future)
+
+    def close(self, seconds: float | None = None) -> None:
+        """Take no more, do what waits, and end; what takes longer than so many seconds is left."""
         with self._changed:
             self._closing = True
             self._changed.notify_all()
+        until = None if seconds is None else time.monotonic() + seconds
         for thread in self._threads:
-            thread.join()
+            thread.join(None if until is None else max(0.0, until - time.monotonic()))
 
     def _wait(self) -> int:
         """Seconds until the queue should be half as long."""

@@ -36,16 +36,16 @@ def query_of(asked: ChatRequest, pixels: int) -> Query:
     turns = [turn for turn in asked.messages if turn.role in ("user", "assistant")]
     if not turns or asked.messages[-1].role != "user":
         raise Fault("invalid", where="messages", what="the last one must be the user's")
-    question = _text(turns[-1])
-    if not question.strip():
+    texts = [_text(turn) for turn in turns]
+    if not texts[-1].strip():
         raise Fault("invalid", where="messages", what="the last one has no text")
-    if len(question) > QUESTION:
-        what = f"the last one is longer than {QUESTION} characters"
+    if any(len(text) > QUESTION for text in texts):
+        what = f"one is longer than {QUESTION} characters"
         raise Fault("invalid", where="messages", what=what)
     urls = [url for turn in turns for url in _pictures(turn)]
     if len(urls) > PICTURES:
         raise Fault("invalid", where="messages", what=f"more than {PICTURES} pictures")
-    history = [(turn.role, _text(turn)) for turn in turns[:-1]]
+    *history, (_, question) = [(turn.role, text) for turn, text in zip(turns, texts, strict=True)]
     return Query("chat", question, [picture_of(url, pixels) for url in urls], history)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import secrets
+import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
@@ -42,6 +43,8 @@ from fusevlm.serve.metrics import Metrics
 from fusevlm.types import Queries, Query, Samples
 
 FLAG, REFUSE = "flag", "refuse"
+ENDING = 3.0  # seconds that a thread gets to end
+AGAIN = 30.0  # seconds after which a model that could not be reached may be tried again
 
 
 @dataclass(frozen=True)
@@ -144,8 +147,10 @@ class Desk:
     ) -> None:
         self.answerer, self.scorer, self.offer = answerer, scorer, offer
         self.limits = limits or Limits()
-        self.metrics, self.memory = Metrics(), Memory(self.limits.known)
+        self.metrics = Metrics()
+        self.memory = Memory(self.limits.known, self.limits.known_bytes)
         self._feedback = feedback
+        self._again = 0.0  # when a model that could not be reached may be tried again
         self.drift = None if answerer is None else DriftWatch(answerer.fuse)
         self.usual = 0 if answerer is None else usual_samples(answerer)
         self._shown = answerer is not None and needs_pictures(answerer.fuse)
@@ -208,8 +213,10 @@ class Desk:
         return words
 
     def decide(self, name: str, risk: float, delta: float) -> Told:
-        """The answer of that id at another risk."""
+        """The answer of that id at another risk; at its own it is as it was told."""
         known = self._find(name)
+        if (known.answer.risk, known.answer.delta) == (risk, delta):
+            return Told(name, known.answer)
         judge = self.scorer if known.judged_by_scorer else self.answerer
         if known.scores is None or judge is None:
             raise Fault("other_risk")
@@ -223,8 +230,8 @@ class Desk:
         """Keep what somebody says of an answer."""
         if self._feedback is None:
             raise Fault("no_feedback")
-        self._feedback.tell(name, self._find(name), wrong)
-        self.metrics.count("fusevlm_feedback_total", wrong=str(wrong).lower())
+        if self._feedback.tell(name, self._find(name), wrong):
+            self.metrics.count("fusevlm_feedback_total", wrong=str(wrong).lower())
 
     def _find(self, name: str) -> Known:
         known = self.memory.find(name)
@@ -238,7 +245,8 @@ class Desk:
             return "the server is ending."
         if self._queries.waiting >= self.limits.queue:
             return "the queue is full."
-        if self.answerer is not None and halted(self.answerer):
+        recent = time.monotonic() < self._again
+        if self.answerer is not None and recent and halted(self.answerer):
             return "the model behind this server cannot be reached, or its budget is used up."
         return ""
 
@@ -259,9 +267,9 @@ class Desk:
         return self.metrics.text(gauges)
 
     def close(self) -> None:
-        """Finish what is under way and take no more."""
-        self._queries.close()
-        self._rows.close()
+        """Take no more and end; nobody waits any more for what a model is still at."""
+        for one in (self._queries, self._rows):
+            one.close(ENDING)
 
     def _ask(self, several: Sequence[Asked]) -> list[Any]:
         """Answers to queries of one key, asked together; equal ones are asked once."""
@@ -274,6 +282,8 @@ class Desk:
                 list(unique.values()), risk=first.risk, delta=first.delta, n=first.n,
                 samples=first.samples, seed=first.seed, watch=last.watch, steps=steps,
             )  # fmt: skip
+            if halted(self.answerer):  # only asking can tell that it is back, so not for ever
+                self._again = time.monotonic() + AGAIN
             found = dict(zip(unique, told, strict=True))
             return [self._keep(one, found[one.query.id], last.seen) for one in several]
 
@@ -303,10 +313,8 @@ class Desk:
 
     def _watch(self, unit: str, table: Queries) -> None:
         assert self.drift is not None
-        before = self.drift.state
-        self.drift.see(unit, table)
-        now = self.drift.state
-        if before is not None and now is not None and now.alarms > before.alarms:
+        alarm, now = self.drift.see(unit, table), self.drift.state
+        if alarm and now is not None:
             note("drift", p_value=now.p_value, worst=now.worst)
 
     def _remember(self, known: Known) -> Told:

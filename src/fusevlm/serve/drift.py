@@ -46,14 +46,14 @@ class DriftWatch:
         with suppress(FuseError, AssertionError):  # a fit that kept too few queries to compare with
             self._monitor = fuse.monitor(level=LEVEL)
 
-    def see(self, unit: str, table: Queries) -> None:
-        """Look at one query, unless one of its unit was seen before."""
+    def see(self, unit: str, table: Queries) -> bool:
+        """Look at one query, unless one of its unit was seen before; whether it gives an alarm."""
         if self._monitor is None:
-            return
+            return False
         with self._lock:
             if unit in self._units:
                 self._units.move_to_end(unit)
-                return
+                return False
             self._units[unit] = None
             if len(self._units) > UNITS:
                 self._units.popitem(last=False)
@@ -66,8 +66,10 @@ class DriftWatch:
             ):  # a query without what the reference has is nothing to compare
                 self._monitor.update(table)
             state = self._monitor.state
-            self._alarms += state.alarm and not before
+            alarm = state.alarm and not before
+            self._alarms += alarm
             self._p_value = min(self._p_value, 1.0 / max(state.capital, 1.0))
+            return alarm
 
     @property
     def state(self) -> DriftState | None:

@@ -100,7 +100,8 @@ FAULTS: dict[str, tuple[int, str, str]] = {
     ),
     "not_ready": (
         503, "{words}",
-        "GET /readyz of a server that is ending, full, or whose upstream is down",
+        "GET /readyz of a server that is ending, full, or whose upstream was down just now; "
+        "what a server that has to end cannot finish",
     ),
     "too_slow": (
         504, "there was no answer within {seconds:g} s.",

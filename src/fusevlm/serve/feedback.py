@@ -32,16 +32,17 @@ class Feedback:
         self._told: dict[str, bool] = {}  # of answers that are known, so bounded as they are
         self._lock = threading.Lock()
 
-    def tell(self, name: str, known: Known, wrong: bool) -> None:
-        """Keep what was said of an answer; the same once more is no news."""
+    def tell(self, name: str, known: Known, wrong: bool) -> bool:
+        """Keep what was said of an answer; False: it is no news, for the same was said before."""
         with self._lock:
             before = self._told.get(name)
             if before is not None:
                 if before != wrong:
                     raise Fault("told_otherwise")
-                return
+                return False
             append_line(self.path, (json.dumps(row_of(name, known, wrong)) + "\n").encode())
             self._told[name] = wrong
+            return True
 
     def forget(self, names: Sequence[str]) -> None:
         """Answers nobody can speak of any more."""

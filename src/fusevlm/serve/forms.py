@@ -12,7 +12,7 @@ from fusevlm.errors import InputError
 from fusevlm.serve.desk import Desk, Terms, Told, measures_of
 from fusevlm.serve.faults import Fault
 from fusevlm.serve.pictures import picture_of
-from fusevlm.serve.schemas import AskRequest, ScoreRequest, Wanted
+from fusevlm.serve.schemas import AskRequest, ChatOptions, ScoreRequest, Wanted
 from fusevlm.types import Query
 
 Picture = Callable[[str, int], bytes]  # a picture by what names it, and the most pixels
@@ -25,18 +25,25 @@ def wanted(desk: Desk, asked: Wanted | None) -> tuple[float, float]:
     return risk, delta
 
 
-def query_of(desk: Desk, asked: AskRequest, picture: Picture = picture_of) -> tuple[Query, Terms]:
-    """What is asked, and on which terms."""
-    if asked.image is not None and asked.images:
-        raise Fault("invalid", where="image", what="given beside images; give one of them")
+def terms_of(desk: Desk, asked: AskRequest | ChatOptions | None, seed: int) -> Terms:
+    """On which terms a request asks."""
+    if asked is None:
+        return Terms(*wanted(desk, None), seed=seed)
     if asked.n is not None and asked.samples is not None:
         raise Fault("invalid", where="n", what="given beside samples; give one of them")
+    return Terms(*wanted(desk, asked), n=asked.n, samples=asked.samples, seed=seed)
+
+
+def query_of(desk: Desk, asked: AskRequest, picture: Picture = picture_of) -> tuple[Query, Terms]:
+    """What is asked, and on which terms."""
+    terms = terms_of(desk, asked, asked.seed)
+    if asked.image is not None and asked.images:
+        raise Fault("invalid", where="image", what="given beside images; give one of them")
     if not asked.question.strip():
         raise Fault("invalid", where="question", what="it is empty")
     urls = asked.images if asked.image is None else [asked.image]
     history = [(turn.role, turn.text) for turn in asked.history]
     images = [picture(url, desk.limits.pixels) for url in urls]
-    terms = Terms(*wanted(desk, asked), n=asked.n, samples=asked.samples, seed=asked.seed)
     return Query("ask", asked.question, images, history), terms
 
 

@@ -88,6 +88,9 @@ class Guard:
             await answer.fault(fault)
         except Left:
             facts["code"] = "left"
+        except asyncio.CancelledError:  # the server ends, and waits no longer
+            facts["code"] = "not_ready"
+            await answer.fault(Fault("not_ready", words="the server is ending."))
         except Exception as error:  # nothing of it may reach the client
             facts["code"] = "server_failed"
             note("failed", logging.ERROR, request=name, **fault_of(error))

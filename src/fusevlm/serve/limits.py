@@ -15,6 +15,7 @@ TURNS = 32  # of a conversation
 SAMPLES = 200  # brought along, or drawn
 TOKENS = 4096  # log-probabilities of one sample
 COLUMNS = 64  # named numbers beside samples
+FIELDS = 64  # of an object, known or not
 SEEDS = 2**31 - 1
 
 
@@ -34,6 +35,7 @@ class Limits:
     held_bytes: Annotated[int, Whole(1)] = 256_000_000  # of all requests together
     pixels: Annotated[int, Whole(1)] = 25_000_000  # of a picture
     known: Annotated[int, Whole(1)] = 1000  # last answers, for feedback and other risks
+    known_bytes: Annotated[int, Whole(1)] = 128_000_000  # of all of them together
 
     def __post_init__(self) -> None:
         checks.options(self)

@@ -43,7 +43,8 @@ class JsonLines(logging.Formatter):
         if record.name == LOGGER:
             found |= {"event": str(record.msg), **getattr(record, "facts", {})}
         else:
-            template = record.msg if isinstance(record.msg, str) else type(record.msg).__name__
+            text = record.msg if isinstance(record.msg, str) else type(record.msg).__name__
+            template = text.partition("\n")[0]  # asyncio has an exception's words on the next line
             found |= {"event": "library", "logger": record.name, "template": template[:LONGEST]}
         if record.exc_info and record.exc_info[1] is not None:
             found |= fault_of(record.exc_info[1])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from dataclasses import dataclass, replace
+from sys import getsizeof
 
 from fusevlm.fuse.results import Scores
 from fusevlm.render.answer import Answer
@@ -32,11 +33,18 @@ def light(samples: Samples) -> Samples:
     return replace(samples, embeddings=None, gram=None, gram_dim=None)
 
 
-class Memory:
-    """Answers by id; the oldest are forgotten first."""
+def weight(known: Known) -> int:
+    """Bytes of the texts and log-probabilities that an answer rests on."""
+    said, own = known.samples, known.samples.answer_logprobs
+    rows = [*(said.token_logprobs or ()), *([] if own is None else [own])]
+    return sum(map(getsizeof, (*said.texts, *rows, known.answer.question)))
 
-    def __init__(self, most: int) -> None:
-        self.most = most
+
+class Memory:
+    """Answers by id, so many and of so many bytes; the oldest are forgotten first."""
+
+    def __init__(self, most: int, most_bytes: int) -> None:
+        self.most, self._most_bytes, self._held = most, most_bytes, 0
         self._known: OrderedDict[str, Known] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -44,8 +52,13 @@ class Memory:
         """Remember an answer; the ids of those that are forgotten for it."""
         with self._lock:
             self._known[name] = known
-            over = len(self._known) - self.most
-            return [self._known.popitem(last=False)[0] for _ in range(over)]
+            self._held += weight(known)
+            forgotten: list[str] = []
+            while len(self._known) > self.most or self._held > self._most_bytes:
+                oldest, gone = self._known.popitem(last=False)
+                self._held -= weight(gone)
+                forgotten.append(oldest)
+            return forgotten
 
     def find(self, name: str) -> Known | None:
         """The answer of that id, if it is still known."""

@@ -21,7 +21,7 @@ KNOWN: dict[str, tuple[str, str, tuple[float, ...]]] = {
     "fusevlm_abstentions_total": ("counter", "Abstentions by reason.", ()),
     "fusevlm_samples": ("histogram", "Answers that were generated for each query.", COUNTS),
     "fusevlm_batch_queries": ("histogram", "Queries that were asked together.", COUNTS),
-    "fusevlm_feedback_total": ("counter", "Feedback by what it says.", ()),
+    "fusevlm_feedback_total": ("counter", "Feedback that was kept, by what it says.", ()),
     "fusevlm_queue_length": ("gauge", "Queries that wait.", ()),
     "fusevlm_ready": ("gauge", "1 where queries are taken.", ()),
     "fusevlm_drift_p_value": (

@@ -4,22 +4,42 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic_core import PydanticCustomError
 
-from fusevlm.serve.limits import COLUMNS, PICTURES, QUESTION, SAMPLES, SEEDS, TOKENS, TURNS
+from fusevlm.serve.limits import COLUMNS, FIELDS, PICTURES, QUESTION, SAMPLES, SEEDS, TOKENS, TURNS
 
 LEAST = 1e-6  # risk that anybody could want
 DATA_URL = "a picture as a data URL: data:image/png;base64,…"
 Risk = Annotated[float, Field(ge=LEAST, le=1 - LEAST, allow_inf_nan=False)]
 Text = Annotated[str, Field(max_length=QUESTION)]
 LogProb = Annotated[float, Field(le=1e-6, allow_inf_nan=False)]
-LogProbs = Annotated[list[LogProb], Field(min_length=1, max_length=TOKENS)]
+LogProbs = Annotated[list[LogProb], Field(min_length=1, max_length=TOKENS, fail_fast=True)]
 Number = Annotated[float, Field(allow_inf_nan=False)]
 Mean = Annotated[float, Field(ge=0, le=SAMPLES, allow_inf_nan=False)]
 Name = Annotated[str, Field(min_length=1, max_length=100)]
 
 
-class Form(BaseModel):
+def few(value: Any) -> Any:
+    """Refuse an object of very many fields unseen: each could be a fault, and take its time."""
+    if isinstance(value, dict) and len(value) > FIELDS:
+        told = {"size": len(value), "most": FIELDS}
+        raise PydanticCustomError(
+            "too_long", "it has {size} fields; at most {most} are taken", told
+        )
+    return value
+
+
+class Bounded(BaseModel):
+    """Of a request: an object of so many fields and no more."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _few(cls, value: Any) -> Any:
+        return few(value)
+
+
+class Form(Bounded):
     """A request of ours: types are not guessed, and a misspelt field is refused."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
@@ -73,14 +93,14 @@ class ScoreRequest(Wanted):
     samples: list[Text] = Field(min_length=1, max_length=SAMPLES)
     question: Text = ""
     image: str | None = Field(default=None, description=DATA_URL)
-    logprobs: Annotated[list[LogProbs], Field(min_length=1)] | None = Field(
-        default=None, description="token log-probabilities of each sample at temperature 1"
-    )
+    logprobs: (
+        Annotated[list[LogProbs], Field(min_length=1, max_length=SAMPLES, fail_fast=True)] | None
+    ) = Field(default=None, description="token log-probabilities of each sample at temperature 1")
     answer: Text | None = Field(
         default=None, description="what is judged; else the most frequent sample"
     )
     answer_logprobs: LogProbs | None = None
-    columns: dict[Name, Number] = Field(
+    columns: Annotated[dict[Name, Number], BeforeValidator(few)] = Field(
         default={},
         max_length=COLUMNS,
         description="prior statistics and evidence the fit knows by name",
@@ -195,7 +215,7 @@ class Problem(Reply):
     error: Trouble
 
 
-class Foreign(BaseModel):
+class Foreign(Bounded):
     """Of requests made for another server: what is not known is allowed, and told of."""
 
     model_config = ConfigDict(extra="allow", strict=True)
@@ -211,7 +231,7 @@ class Part(Foreign):
     """A piece of what was said."""
 
     type: Literal["text", "image_url"]
-    text: Text | None = None
+    text: str | None = None
     image_url: ImageUrl | None = None
 
 
@@ -219,7 +239,7 @@ class ChatMessage(Foreign):
     """A turn of a conversation."""
 
     role: Literal["system", "developer", "user", "assistant"]
-    content: Text | Annotated[list[Part], Field(max_length=4 * PICTURES)] | None = None
+    content: str | Annotated[list[Part], Field(max_length=4 * PICTURES)] | None = None
 
 
 class ChatOptions(Wanted):

@@ -65,8 +65,7 @@ def append_line(path: AnyPath, line: bytes) -> None:
         handle = open_own(target, os.O_WRONLY | os.O_APPEND)
         try:
             # after a kill the last line may lack its end
-            whole = b"\n" + line if _cut_off(target) else line
-            os.write(handle, whole)
+            _write_all(handle, b"\n" + line if _cut_off(target) else line)
             os.fsync(handle)
         finally:
             os.close(handle)
@@ -75,6 +74,17 @@ def append_line(path: AnyPath, line: bytes) -> None:
             f"cannot write to {target}: {error.strerror or error}. What was answered "
             f"before is kept; free space and give the same command again."
         ) from error
+
+
+def _write_all(handle: int, data: bytes) -> None:
+    """All of it or nothing: a disk that is nearly full takes a part, and half a line is none."""
+    size = os.fstat(handle).st_size
+    try:
+        while data:
+            data = data[os.write(handle, data) :]
+    except OSError:
+        os.ftruncate(handle, size)
+        raise
 
 
 def gather(path: AnyPath, others: Iterable[Path]) -> None:
