@@ -37,6 +37,7 @@ COMPLEMENT = "complement"  # evidence that takes the negated question
 MARGIN = "margin"
 MOST_SAMPLES = 1000
 AS_NEEDED = "as needed"
+OF_A_PICTURE = "image"  # ends the name of a statistic or an input that a picture tells
 ABOUT_EMBEDDED = (
     "the embedded model is small and knows pictures of one coloured shape; it is here to try "
     "things out. Your own model answers with --model RUN."
@@ -221,8 +222,10 @@ class Assistant(Displayed):
         if len({query.id for query in queries}) < len(queries):
             raise InputError("two queries have the same id; ids must be unique.")
         found: dict[str, Found] = {}
-        asked = self._asked(queries, found)
-        if asked.queries:
+        for shown in (True, False):  # apart: of those without a picture less is known
+            asked = self._asked([q for q in queries if bool(q.images) is shown], found)
+            if not asked.queries:
+                continue
             if samples is None:
                 self._at_once(asked, found, size, terms)
             else:
@@ -250,11 +253,13 @@ class Assistant(Displayed):
         from fusevlm.data.images import load_image
         from fusevlm.pipeline.embed import embedded
 
-        good = []
+        good, blind = [], not needs_pictures(self.fuse)
         for query in queries:
             try:
                 if not query.question.strip():
                     raise InputError("the question is empty.")
+                if not (query.images or blind):
+                    raise InputError("this model is asked about a picture; give one.")
                 good.append(replace(query, images=[load_image(one) for one in query.images]))
             except FuseError as error:
                 found[query.id] = error
@@ -503,6 +508,12 @@ def _chosen(given: Mapping[str, Any], names: Iterable[str], what: str) -> dict[s
                 f"{', '.join(given)}. Score with Fuse.score, which takes what you have."
             )
     return {name: given[name] for name in names}
+
+
+def needs_pictures(fuse: Fuse) -> bool:
+    """Whether the fit rests on what a picture tells."""
+    names = (*fuse.model.statistics.names, *fuse.model.input_widths)
+    return any(name.endswith(OF_A_PICTURE) for name in names)
 
 
 def load(source: str | os.PathLike[str] = EMBEDDED) -> Assistant:
