@@ -328,6 +328,8 @@ def test_displays_are_short_true_and_escaped(fuse, new):
         assert all(fact in text for fact in facts), text
         assert page.startswith("<table>")
         assert page.count("<tr>") == len(text.splitlines()) - 1
+    few = Fuse().fit(new.samples[:12], new.wrong[:12])
+    assert "fitted on 12 queries without labels; thresholds from 12 with labels" in repr(few)
     hostile = Fuse().fit(new.samples, new.wrong, s={"<script>": new.s})
     assert "<script>" in repr(hostile)
     assert "<script>" not in hostile._repr_html_()
