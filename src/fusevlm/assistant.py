@@ -23,7 +23,7 @@ from fusevlm.fuse.results import Decisions, Scores
 from fusevlm.fuse.rounds import Plan, Rounds, costs
 from fusevlm.models.protocol import InRounds, draw
 from fusevlm.render.answer import Answer
-from fusevlm.scorer import answers, near
+from fusevlm.scorer import answers, near, needs_pictures
 from fusevlm.settings import Config, SampleConfig, SemanticsConfig
 from fusevlm.types import Generation, Queries, Query, Samples
 
@@ -37,11 +37,11 @@ COMPLEMENT = "complement"  # evidence that takes the negated question
 MARGIN = "margin"
 MOST_SAMPLES = 1000
 AS_NEEDED = "as needed"
-OF_A_PICTURE = "image"  # ends the name of a statistic or an input that a picture tells
 ABOUT_EMBEDDED = (
     "the embedded model is small and knows pictures of one coloured shape; it is here to try "
     "things out. Your own model answers with --model RUN."
 )
+NO_PICTURE = "this model is asked about a picture; give one."
 Found = Answer | FuseError
 
 
@@ -259,7 +259,7 @@ class Assistant(Displayed):
                 if not query.question.strip():
                     raise InputError("the question is empty.")
                 if not (query.images or blind):
-                    raise InputError("this model is asked about a picture; give one.")
+                    raise InputError(NO_PICTURE)
                 good.append(replace(query, images=[load_image(one) for one in query.images]))
             except FuseError as error:
                 found[query.id] = error
@@ -508,12 +508,6 @@ def _chosen(given: Mapping[str, Any], names: Iterable[str], what: str) -> dict[s
                 f"{', '.join(given)}. Score with Fuse.score, which takes what you have."
             )
     return {name: given[name] for name in names}
-
-
-def needs_pictures(fuse: Fuse) -> bool:
-    """Whether the fit rests on what a picture tells."""
-    names = (*fuse.model.statistics.names, *fuse.model.input_widths)
-    return any(name.endswith(OF_A_PICTURE) for name in names)
 
 
 def load(source: str | os.PathLike[str] = EMBEDDED) -> Assistant:

@@ -14,7 +14,7 @@ from fusevlm.cli.progress import progress_line
 from fusevlm.cli.terminal import tell
 from fusevlm.errors import InputError, library_quiet
 from fusevlm.render.text import layout
-from fusevlm.settings import NONE
+from fusevlm.settings import MINILM, NONE
 
 if TYPE_CHECKING:
     from fusevlm.data.sampled import Sampled
@@ -100,7 +100,7 @@ def _fit(args: argparse.Namespace) -> int:
     wrong = sum(bool(row.wrong) for row in known)
     tell(f"{len(known)} labelled queries, {wrong / len(known):.1%} wrong")
     _tell_of_errors(rows)
-    _tell_of_fit(found)
+    _tell_of_fit(found, known)
     tell(found.fuse)
     tell(f"\nwith probability {1 - args.delta:g}, of queries like these")
     tell(layout(("risk at most", "answered"), _promises(found, args.delta)))
@@ -108,10 +108,13 @@ def _fit(args: argparse.Namespace) -> int:
     return EXIT_OK
 
 
-def _tell_of_fit(scorer: Scorer) -> None:
+def _tell_of_fit(scorer: Scorer, rows: Sequence[Sampled]) -> None:
     """What a fit has to do without."""
     model = scorer.fuse.model
     vector = model.vector
+    bare = sum(not row.query.images for row in rows)
+    if 0 < bare < len(rows) and scorer.features.towers not in (NONE, MINILM):
+        tell(f"{bare} of {len(rows)} rows have no picture: none is looked at", error=True)
     if vector is not None and not vector.labelled:
         tell("too few right or wrong answers to set the weights: fixed ones are used", error=True)
     if scorer.features.towers == NONE:

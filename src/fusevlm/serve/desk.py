@@ -16,13 +16,13 @@ from typing import Annotated, Any
 import numpy as np
 
 from fusevlm import checks
-from fusevlm.assistant import Seen, needs_pictures
+from fusevlm.assistant import Seen
 from fusevlm.checks import FRACTION, OneOf
 from fusevlm.data.sampled import Sampled
 from fusevlm.errors import FuseError, InputError, library_quiet
 from fusevlm.meanings import best_sample, by_string
 from fusevlm.render.answer import ABSTAIN, Answer
-from fusevlm.scorer import Scorer, decide_again
+from fusevlm.scorer import Scorer, decide_again, needs_pictures
 from fusevlm.serve.answerers import STEPS, Answerer, halted, private_names, usual_samples
 from fusevlm.serve.batches import Batcher
 from fusevlm.serve.drift import DriftWatch
