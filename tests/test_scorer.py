@@ -275,8 +275,24 @@ def test_wrong_words_are_answered(home, tmp_path, capsys, words, message):
     given = ["fit", str(tmp_path / "known.jsonl"), "--out", str(tmp_path / "fit"), *words]
     code = main(given)
     told = capsys.readouterr().err
-    assert code == 1 or "criterion" in message
+    assert code == 1
     assert message in told
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--risk", "2"], "risk is 2"),
+        (["--delta", "0"], "delta is 0"),
+        (["--out", "judged.txt"], "expected an ending .jsonl, .csv or .parquet"),
+    ],
+)
+def test_apply_says_what_is_wrong_before_anything_is_judged(
+    home, monkeypatch, capsys, words, message
+):
+    monkeypatch.setattr(Scorer, "judge", lambda *_, **__: pytest.fail("judged"))
+    assert main(["apply", str(home / "fit"), str(home / "new.jsonl"), *words]) == 1
+    assert message in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
