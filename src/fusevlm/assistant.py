@@ -23,7 +23,7 @@ from fusevlm.fuse.results import Decisions, Scores
 from fusevlm.fuse.rounds import Plan, Rounds, costs
 from fusevlm.models.protocol import InRounds, draw
 from fusevlm.render.answer import Answer
-from fusevlm.scorer import answers, near
+from fusevlm.scorer import answers, near, needs_pictures
 from fusevlm.settings import Config, SampleConfig, SemanticsConfig
 from fusevlm.types import Generation, Queries, Query, Samples
 
@@ -41,6 +41,7 @@ ABOUT_EMBEDDED = (
     "the embedded model is small and knows pictures of one coloured shape; it is here to try "
     "things out. Your own model answers with --model RUN."
 )
+NO_PICTURE = "this model is asked about a picture; give one."
 Found = Answer | FuseError
 
 
@@ -221,8 +222,10 @@ class Assistant(Displayed):
         if len({query.id for query in queries}) < len(queries):
             raise InputError("two queries have the same id; ids must be unique.")
         found: dict[str, Found] = {}
-        asked = self._asked(queries, found)
-        if asked.queries:
+        for shown in (True, False):  # apart: of those without a picture less is known
+            asked = self._asked([q for q in queries if bool(q.images) is shown], found)
+            if not asked.queries:
+                continue
             if samples is None:
                 self._at_once(asked, found, size, terms)
             else:
@@ -250,11 +253,13 @@ class Assistant(Displayed):
         from fusevlm.data.images import load_image
         from fusevlm.pipeline.embed import embedded
 
-        good = []
+        good, blind = [], not needs_pictures(self.fuse)
         for query in queries:
             try:
                 if not query.question.strip():
                     raise InputError("the question is empty.")
+                if not (query.images or blind):
+                    raise InputError(NO_PICTURE)
                 good.append(replace(query, images=[load_image(one) for one in query.images]))
             except FuseError as error:
                 found[query.id] = error

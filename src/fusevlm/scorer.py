@@ -53,6 +53,7 @@ NEAREST = 4  # calibration queries shown beside an answer
 CHUNK = 256  # queries at a time
 COMPLEMENT, INCONSISTENCY = "complement", "inconsistency"
 DISAGREEMENT, ENTROPY = "disagreement", "meaning_entropy"  # evidence of the samples' meanings
+OF_A_PICTURE = "image"  # ends the name of a statistic or an input that a picture tells
 
 
 @dataclass(frozen=True)
@@ -144,6 +145,9 @@ class Scorer(Displayed):
             )
         features = Features(_towers(towers), meanings, tuple(prior), tuple(evidence))
         self = cls(Fuse(**options), features)
+        bare = sum(not row.query.images for row in labelled)
+        if 0 < bare < len(labelled) and features.towers not in (NONE, MINILM):
+            logger.warning("%d of %d rows have no picture: none is looked at.", bare, len(labelled))
         known, vectors = self._embedded(labelled, progress)
         if not known:
             raise InputError("no picture can be read: check --images.")
@@ -218,7 +222,9 @@ class Scorer(Displayed):
 
         The error rate among those answered is at most ``risk`` with probability 1 − ``delta``.
         """
-        told = self._judged([row for row in rows if not row.error], risk, delta, progress)
+        blind = not needs_pictures(self.fuse)
+        whole = [row for row in rows if not row.error and (row.query.images or blind)]
+        told = self._judged(whole, risk, delta, progress)
         return Rows(told.get(row.query.id) or Judged(_unread(row)) for row in rows)
 
     def _judged(
@@ -465,10 +471,18 @@ def _towers(wanted: str) -> str:
     return MINILM if there else NONE
 
 
+def needs_pictures(fuse: Fuse) -> bool:
+    """Whether the fit rests on what a picture tells."""
+    names = (*fuse.model.statistics.names, *fuse.model.input_widths)
+    return any(name.endswith(OF_A_PICTURE) for name in names)
+
+
 def _unread(row: Sampled) -> Sampled:
     """A row with its error: of a picture, if it has none of its own."""
     if row.error:
         return row
+    if not row.query.images:
+        return replace(row, samples=None, error="it has no picture, and the fit looked at some.")
     why = next(filter(None, map(_unreadable, row.query.images)), "its pictures cannot be read.")
     return replace(row, samples=None, error=why)
 

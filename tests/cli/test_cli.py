@@ -5,14 +5,18 @@ import dataclasses
 import json
 import subprocess
 import sys
+from contextlib import redirect_stderr
+from io import StringIO
 
 import numpy as np
 import pyarrow
 import pytest
+from PIL import Image
 from pyarrow import parquet
 
 from fusevlm import labels_needed, metrics, thresholds
 from fusevlm.cli import COMMANDS, main, tables, without_redo
+from fusevlm.errors import InputError
 
 
 @pytest.fixture
@@ -213,6 +217,40 @@ def test_every_command_has_help_with_an_example(verb, capsys):
         main([verb, "--help"])
     assert stopped.value.code == 0
     assert f"fusevlm {verb}" in capsys.readouterr().out.split("example")[1]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--risk", "7"], "risk is 7"),
+        (["-n", "-1"], "n is -1"),
+        (["--seed", "-1"], "seed is -1"),
+        (["--fast", "--samples", "4"], "exclude each other"),
+    ],
+)
+def test_ask_checks_its_terms_before_any_model_is_loaded(tmp_path, monkeypatch, words, message):
+    monkeypatch.setattr("fusevlm.assistant.load", lambda source: pytest.fail("loaded"))
+    Image.new("RGB", (8, 8)).save(tmp_path / "a.png")
+    with redirect_stderr(StringIO()) as told:
+        assert main(["ask", str(tmp_path / "a.png"), "what?", *words]) == 1
+        assert main(["ask", str(tmp_path / "a.png")]) == 1
+    assert message in told.getvalue()
+    assert "a.png is a file; what is asked about it?" in told.getvalue()
+
+
+def test_talk_goes_on_with_the_last_picture_that_could_be_read(tmp_path, monkeypatch, capsys):
+    class Echo:
+        def ask(self, picture, question, **terms):
+            raise InputError(f"{question} {picture.size}")
+
+    Image.new("RGB", (8, 5)).save(tmp_path / "a.png")
+    monkeypatch.setattr("fusevlm.assistant.load", lambda source: Echo())
+    turns = [str(tmp_path / "a.png"), "one?", "none.png", "two?", "", "three?", "", ""]
+    monkeypatch.setattr("sys.stdin", StringIO("\n".join(turns)))
+    assert main(["ask", "--talk"]) == 0
+    first, second, third = capsys.readouterr().err.splitlines()
+    assert (first, third) == ("one? (8, 5)", "three? (8, 5)")
+    assert second.startswith("none.png does not exist")
 
 
 def test_imports_stay_light():

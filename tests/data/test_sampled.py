@@ -63,15 +63,21 @@ def test_a_row_that_cannot_be_read_is_an_error_of_its_own(tmp_path):
         {"id": "h", "question": "q", "samples": ["a", "b"], "wrong": [True]},
         {"id": "i", "question": "q", "samples": ["a"], "logprobs": "x"},
         {"id": "j", "question": "q", "samples": ["a"], "history": 7},
+        {"id": "k", "question": "q", "samples": ["a", "b"], "answer": "c", "wrong": [0, 1]},
+        {"id": "l", "question": "q", "samples": "['a', 'b']", "wrong": 0},
     ]
+    words = ["no samples", "at most 0", "'maybe'", "1 entries for 2", "row 6", "row 7"]
+    words += ["the answer 'c' is none of them", "['a', 'b'] is no JSON list"]
     found = read_sampled(save(tmp_path / "t.jsonl", [*ROWS[:1], *bad]))
-    assert [bool(row.error) for row in found] == [False] + [True] * 6
-    for row, word in zip(
-        found[1:],
-        ["no samples", "at most 0", "'maybe'", "1 entries for 2", "row 6", "row 7"],
-        strict=True,
-    ):
+    assert [bool(row.error) for row in found] == [False] + [True] * len(bad)
+    for row, word in zip(found[1:], words, strict=True):
         assert word in row.error
+
+
+def test_labels_of_each_sample_are_a_json_list_in_csv(tmp_path):
+    rows = [{"id": "a", "samples": ["x", "y", "y"], "wrong": [1, 0, 0]}]
+    (found,) = read_sampled(save(tmp_path / "t.csv", rows))
+    assert (found.samples.answer, found.wrong, found.error) == ("y", False, "")
 
 
 def test_samples_may_be_objects_with_their_log_probabilities(tmp_path):
@@ -91,6 +97,8 @@ def test_what_is_no_table_of_samples_is_refused(tmp_path):
         read_sampled(save(tmp_path / "t.jsonl", [ROWS[0], ROWS[0]]))
     with pytest.raises(InputError, match="--from 'inspct' is not known"):
         read_sampled(tmp_path / "q.csv", form="inspct")
+    with pytest.raises(InputError, match=r"^criterion 'exact' is not known\."):
+        read_sampled(save(tmp_path / "t.jsonl", ROWS), criterion="exact")
 
 
 @pytest.mark.parametrize(("ending", "size", "epochs"), [("eval", 12, 4), ("json", 5, 3)])

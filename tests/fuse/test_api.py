@@ -4,6 +4,8 @@ import dataclasses
 import logging
 
 import numpy as np
+import pandas
+import pyarrow
 import pytest
 from sklearn.base import clone
 
@@ -91,6 +93,18 @@ def test_several_statistics_are_the_mean_of_their_standardised_columns(world, ne
         world.samples, world.wrong, s=np.column_stack([world.s, first])
     )
     same_scores(x, columns.score(new.samples, s=np.column_stack([new.s, second])))
+
+
+@pytest.mark.parametrize("kind", [pandas.DataFrame, pyarrow.table])
+def test_a_frame_is_taken_by_the_names_of_its_columns(world, new, kind):
+    other = np.random.default_rng(0).standard_normal(len(world))
+    own = {"a": world.s, "b": other}
+    fuse = Fuse().fit(world.samples, world.wrong, s=kind(own), extra=kind({"more": other}))
+    assert fuse.model.statistics.names == ("a", "b")
+    turned = {"b": other[: len(new)], "a": new.s}
+    found = fuse.score(new.samples, s=kind(turned), extra=kind({"more": new.s}))
+    same = fuse.score(new.samples, s=turned, extra={"more": new.s})
+    np.testing.assert_array_equal(found.u, same.u)
 
 
 def test_names_of_statistics_must_be_those_of_the_fit(world, new):
@@ -328,6 +342,8 @@ def test_displays_are_short_true_and_escaped(fuse, new):
         assert all(fact in text for fact in facts), text
         assert page.startswith("<table>")
         assert page.count("<tr>") == len(text.splitlines()) - 1
+    few = Fuse().fit(new.samples[:12], new.wrong[:12])
+    assert "fitted on 12 queries without labels; thresholds from 12 with labels" in repr(few)
     hostile = Fuse().fit(new.samples, new.wrong, s={"<script>": new.s})
     assert "<script>" in repr(hostile)
     assert "<script>" not in hostile._repr_html_()

@@ -191,6 +191,8 @@ def test_what_cannot_be_is_refused(rounds, world):
         Rounds(TIERS).fit(replace(known, wrong=None))
     with pytest.raises(InputError, match=r"2 tables were given for 4 tiers"):
         Rounds(TIERS).fit([known, known])
+    with pytest.raises(InputError, match="expected a table of queries"):
+        Rounds(TIERS).fit(known.samples)
     with pytest.raises(InputError, match="not of the same queries"):
         Rounds(TIERS[:2]).fit([known, known.take(slice(None, None, -1))])
     with pytest.raises(NotFittedError, match="not fitted"):

@@ -83,14 +83,16 @@ def test_one_bad_query_among_others(assistant):
         Query("empty", " ", good.images),
         Query("torn", "what color is the shape?", [b"nothing"]),
         Query("mark", "what <image> is it?", good.images),
+        Query("blind", "what color is the shape?"),
     ]
     for samples in (None, "as needed"):
         found = assistant.ask_all([*bad, replace(good, id="good")], samples=samples)
-        assert [isinstance(one, FuseError) for one in found] == [True, True, True, False]
+        assert [isinstance(one, FuseError) for one in found] == [True] * 4 + [False]
         assert "the question is empty" in str(found[0])
         assert "mark of its own" in str(found[2])
+        assert "this model is asked about a picture; give one" in str(found[3])
         (alone,) = assistant.ask_all([replace(good, id="good")], samples=samples)
-        assert alone.answer == found[3].answer
+        assert alone.answer == found[4].answer
     with pytest.raises(InputError, match="n and samples were both given"):
         assistant.ask(None, "what", n=3, samples=2)
     with pytest.raises(InputError, match="two queries have the same id"):

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fusevlm import checks
 from fusevlm.cli import EXIT_OK, EXIT_PARTIAL, Verb
 from fusevlm.cli.progress import progress_line
 from fusevlm.cli.terminal import paint, tell
@@ -54,6 +56,7 @@ def _add(parser: argparse.ArgumentParser) -> None:
 
 def _run(args: argparse.Namespace) -> int:
     image, question = _words(args)
+    terms = _terms(args)
     picture = None
     if image is not None:
         from fusevlm.data.images import load_image
@@ -67,10 +70,10 @@ def _run(args: argparse.Namespace) -> int:
             _say(f"loading {args.model} …")
         assistant = load(args.model)
         if args.table:
-            return _many(assistant, asked, args)
+            return _many(assistant, asked, terms, args)
         if args.talk:
-            return _talk(assistant, args)
-        _show(_ask(assistant, picture, question, args), args)
+            return _talk(assistant, terms, args)
+        _show(assistant.ask(picture, question, **terms), args)
     return EXIT_OK
 
 
@@ -86,6 +89,8 @@ def _words(args: argparse.Namespace) -> tuple[str | None, str]:
         raise InputError('expected a picture and a question: fusevlm ask picture.png "what is it?"')
     if not args.words[-1].strip():
         raise InputError("the question is empty.")
+    if len(args.words) == 1 and os.path.isfile(args.words[0]):
+        raise InputError(f'{args.words[0]} is a file; what is asked about it? Add "a question".')
     return (args.words[0] if len(args.words) == 2 else None), args.words[-1]
 
 
@@ -96,18 +101,17 @@ def _say(text: str) -> None:
         sys.stderr.flush()
 
 
-def _ask(assistant: Assistant, picture: Any, question: str, args: argparse.Namespace) -> Answer:
-    return assistant.ask(picture, question, **_terms(args))
-
-
 def _terms(args: argparse.Namespace) -> dict[str, Any]:
-    """On which terms questions are asked."""
+    """On which terms questions are asked; checked before the models are loaded."""
     if (args.n is not None) + args.fast + (args.samples is not None) > 1:
         raise InputError("-n, --fast and --samples exclude each other; give one of them.")
-    rounds = "as needed" if args.fast else args.samples
     return {
-        "risk": args.risk, "delta": args.delta, "n": args.n, "samples": rounds, "seed": args.seed,
-    }  # fmt: skip
+        "risk": checks.fraction(args.risk, "risk"),
+        "delta": checks.fraction(args.delta, "delta"),
+        "n": None if args.n is None else checks.count(args.n, "n", least=0),
+        "samples": "as needed" if args.fast else args.samples,
+        "seed": checks.count(args.seed, "seed", least=0),
+    }
 
 
 def _show(found: Answer, args: argparse.Namespace) -> None:
@@ -125,7 +129,9 @@ def _table(args: argparse.Namespace) -> list[Any]:
     return read_queries(args.table)
 
 
-def _many(assistant: Assistant, asked: list[Any], args: argparse.Namespace) -> int:
+def _many(
+    assistant: Assistant, asked: list[Any], terms: dict[str, Any], args: argparse.Namespace
+) -> int:
     """Answers to a table, as JSON lines on standard output or in a file; a bad row says why.
 
     What is answered is kept beside the file at once, so that the same command goes on with it.
@@ -133,7 +139,6 @@ def _many(assistant: Assistant, asked: list[Any], args: argparse.Namespace) -> i
     from fusevlm.store.files import digest, save
     from fusevlm.store.journal import Journal
 
-    terms = _terms(args)
     progress = progress_line("ask", quiet=args.quiet or not args.out)
     journal = Journal(f"{args.out}.begun") if args.out else None
     head = digest(json.dumps([args.model, terms], sort_keys=True).encode())[:16]
@@ -175,13 +180,15 @@ def _row(name: str, found: Any) -> str:
     return json.dumps({"id": name, **told}, ensure_ascii=False)
 
 
-def _talk(assistant: Assistant, args: argparse.Namespace) -> int:
+def _talk(assistant: Assistant, terms: dict[str, Any], args: argparse.Namespace) -> int:
     """Question after question; an empty one ends it, an empty picture is the one before."""
-    image: str | None = None
+    from fusevlm.data.images import load_image
+
+    picture: Any = None
     for name, question in _turns():
-        image = name or image
         try:
-            _show(_ask(assistant, image, question, args), args)
+            picture = load_image(name) if name else picture
+            _show(assistant.ask(picture, question, **terms), args)
         except FuseError as error:
             tell(f"{error}", error=True)
         tell()

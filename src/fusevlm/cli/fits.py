@@ -9,12 +9,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fusevlm import checks
 from fusevlm.cli import EXIT_OK, EXIT_PARTIAL, Verb
 from fusevlm.cli.progress import progress_line
 from fusevlm.cli.terminal import tell
 from fusevlm.errors import InputError, library_quiet
 from fusevlm.render.text import layout
-from fusevlm.settings import NONE
+from fusevlm.settings import MINILM, NONE
 
 if TYPE_CHECKING:
     from fusevlm.data.sampled import Sampled
@@ -25,6 +26,7 @@ a table (CSV, JSON lines, Parquet) has a row per query. Columns: samples (a list
   JSON); question; logprobs (a list of lists); answer (else the most frequent sample is judged),
   answer_logprobs; wrong (0/1) or references (the right answers); id; image"""
 RISKS = (0.05, 0.1, 0.2, 0.3)
+COLUMNAR, LINES = (".csv", ".parquet"), (".jsonl", ".ndjson")  # endings of what apply writes
 # what apply writes, in this order; --all adds the rest of what `ask --json` has
 SHOWN = ("answer", "decision", "reason", "why", "p_wrong", "u", "novelty")
 
@@ -38,7 +40,8 @@ def _add_shared(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--outside", action="store_true", help="pictures may lie anywhere")
     parser.add_argument(
         "--criterion", default="exact_match", metavar="NAME",
-        help="what references tell: exact_match, exact_match_majority, vqa_accuracy, rouge_l",
+        help="what references tell: exact_match (the default), exact_match_majority, vqa_accuracy, "
+        "rouge_l",
     )  # fmt: skip
     parser.add_argument("--limit", type=int, metavar="N", help="the first so many rows")
     parser.add_argument("--delta", type=float, default=0.1, help="chance to miss the risk (0.1)")
@@ -87,6 +90,7 @@ def _read(args: argparse.Namespace) -> list[Sampled]:
 def _fit(args: argparse.Namespace) -> int:
     from fusevlm.scorer import Scorer
 
+    checks.fraction(args.delta, "delta")
     rows = _read(args)
     _check_columns(rows, [*args.prior, *args.evidence, *([args.unit] if args.unit else [])])
     with library_quiet():  # what a fit has to do without is said below
@@ -100,7 +104,7 @@ def _fit(args: argparse.Namespace) -> int:
     wrong = sum(bool(row.wrong) for row in known)
     tell(f"{len(known)} labelled queries, {wrong / len(known):.1%} wrong")
     _tell_of_errors(rows)
-    _tell_of_fit(found)
+    _tell_of_fit(found, known)
     tell(found.fuse)
     tell(f"\nwith probability {1 - args.delta:g}, of queries like these")
     tell(layout(("risk at most", "answered"), _promises(found, args.delta)))
@@ -108,10 +112,13 @@ def _fit(args: argparse.Namespace) -> int:
     return EXIT_OK
 
 
-def _tell_of_fit(scorer: Scorer) -> None:
+def _tell_of_fit(scorer: Scorer, rows: Sequence[Sampled]) -> None:
     """What a fit has to do without."""
     model = scorer.fuse.model
     vector = model.vector
+    bare = sum(not row.query.images for row in rows)
+    if 0 < bare < len(rows) and scorer.features.towers not in (NONE, MINILM):
+        tell(f"{bare} of {len(rows)} rows have no picture: none is looked at", error=True)
     if vector is not None and not vector.labelled:
         tell("too few right or wrong answers to set the weights: fixed ones are used", error=True)
     if scorer.features.towers == NONE:
@@ -131,12 +138,10 @@ def _promises(scorer: Scorer, delta: float) -> list[tuple[str, str]]:
 
 
 def _check_columns(rows: Sequence[Sampled], names: Sequence[str]) -> None:
-    from fusevlm.checks import hint
-
     there = {name for row in rows for name in row.columns}
     for name in names:
         if name not in there:
-            raise InputError(f"the table has no column {name!r}.{hint(name, there)}")
+            raise InputError(f"the table has no column {name!r}.{checks.hint(name, there)}")
 
 
 def _tell_of_errors(rows: Sequence[Sampled]) -> None:
@@ -152,6 +157,10 @@ def _tell_of_errors(rows: Sequence[Sampled]) -> None:
 def _apply(args: argparse.Namespace) -> int:
     from fusevlm.scorer import Scorer
 
+    checks.fraction(args.risk, "risk")  # what costs nothing to say is said first
+    checks.fraction(args.delta, "delta")
+    if args.out:
+        _ending(Path(args.out))
     scorer, rows = Scorer.load(args.fit), _read(args)
     features = scorer.features
     _check_columns(rows, [*features.prior, *features.evidence])
@@ -182,14 +191,18 @@ def _save(path: Path, table: Sequence[Mapping[str, Any]]) -> None:
     from fusevlm.store.files import save
     from fusevlm.store.tables import save_columns
 
-    if path.suffix in (".csv", ".parquet"):
+    if _ending(path) in COLUMNAR:
         names = dict.fromkeys(name for line in table for name in line)
         save_columns(path, {name: [_flat(line.get(name)) for line in table] for name in names})
-    elif path.suffix in (".jsonl", ".ndjson"):
+    else:
         lines = [json.dumps(line, ensure_ascii=False) for line in table]
         save(path, ("\n".join(lines) + "\n").encode(errors="backslashreplace"))
-    else:
+
+
+def _ending(path: Path) -> str:
+    if path.suffix not in (*COLUMNAR, *LINES):
         raise InputError(f"--out is {path}; expected an ending .jsonl, .csv or .parquet.")
+    return path.suffix
 
 
 def _flat(value: Any) -> Any:

@@ -7,7 +7,7 @@ A table (CSV, JSON lines, Parquet) has a row per query:
     logprobs         token log-probabilities of each sample, a list of lists; or left out
     answer           the answer that is judged; the most frequent one of the samples if left out
     answer_logprobs  its token log-probabilities; or left out
-    wrong            whether it was wrong (0/1, true/false); or
+    wrong            whether it was wrong (0/1, true/false), or that of each sample, a list; or
     references       the right answers, from which a criterion tells
 
 All other columns are numbers or names that may be used by name: prior statistics, evidence, units.
@@ -26,7 +26,7 @@ from typing import Any
 
 from fusevlm import checks
 from fusevlm.data import logs
-from fusevlm.data.correctness import is_wrong
+from fusevlm.data.correctness import CRITERIA, is_wrong
 from fusevlm.data.tables import listed, query_of
 from fusevlm.displays import Displayed, Rows
 from fusevlm.errors import FuseError, InputError
@@ -103,6 +103,7 @@ def read_sampled(
     A row that cannot be read has an ``error``, and is left out of a fit.
     """
     source = Path(path)
+    checks.known(criterion, CRITERIA, "criterion")
     if form == TABLE:
         table = read_table(source)
         if "samples" not in table:
@@ -169,9 +170,16 @@ def _lists(value: Any) -> list[Any] | None:
 def _wrong(row: Mapping[str, Any], query: Query, samples: Samples, criterion: str) -> bool | None:
     """Of the judged answer: as the row says, or by its references."""
     said = row.get("wrong")
+    if isinstance(said, str) and said.startswith("["):  # in CSV
+        said = listed(said)
     if isinstance(said, Sequence) and not isinstance(said, str):  # of each sample
         if len(said) != len(samples):
             raise InputError(f"wrong has {len(said)} entries for {len(samples)} samples.")
+        if samples.answer not in samples.texts:
+            raise InputError(
+                f"wrong has a label for each sample, and the answer {samples.answer!r} is none of "
+                f"them; expected one label, of the answer."
+            )
         said = said[samples.texts.index(str(samples.answer))]
     if said is not None and said != "" and said == said:
         word = str(said).lower()

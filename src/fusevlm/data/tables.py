@@ -123,6 +123,15 @@ def listed(value: Any) -> list[Any]:
     if value is None or value == "":
         return []
     if isinstance(value, str):
-        found = json.loads(value) if value.startswith("[") else [value]
-        return found if isinstance(found, list) else [found]
+        return list(_json(value)) if value.startswith("[") else [value]
     return list(value) if isinstance(value, list | tuple) else [value]
+
+
+def _json(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        shown = text if len(text) <= 40 else f"{text[:39]}…"
+        raise InputError(
+            f'{shown} is no JSON list; expected one such as ["a", "b"], with double quotes.'
+        ) from error

@@ -55,6 +55,7 @@ def queries_of(
                 f"samples[{index}] is a {type(row).__name__}; expected fusevlm.Samples."
             )
     size = len(rows)
+    s, extra = _named(s), _named(extra)
     if inputs is not None and not isinstance(inputs, Mapping):
         inputs = {"inputs": inputs}
     return Queries(
@@ -80,7 +81,7 @@ def calibration_of(samples: Any, **given: Any) -> Queries:
             "these queries are divided into calibration and test; choose: queries.split()[0]."
         )
     s = given["s"]
-    if s is not None and not isinstance(s, Mapping):
+    if s is not None and not isinstance(_named(s), Mapping):
         for values in queries.prior.values():
             if set(np.unique(values)) == {0.0, 1.0}:
                 raise InputError(
@@ -99,6 +100,12 @@ def _labels(wrong: Any, size: int) -> BoolArray:
         raise InputError(
             f"{error} If it is the prior statistic: labels come second, fit(samples, wrong, s=s)."
         ) from None
+
+
+def _named(values: Any) -> Any:
+    """The columns of a frame, or of an Arrow table, by name; anything else as it is."""
+    names = getattr(values, "column_names", getattr(values, "columns", None))
+    return values if names is None else {str(name): values[name] for name in names}
 
 
 def _prior(s: Any, size: int, statistics: Sequence[str]) -> dict[str, FloatArray]:

@@ -518,14 +518,14 @@ class Fuse(Displayed):
     def _facts(self) -> dict[str, str]:
         if self._model is None:
             return {"state": "not fitted"}
-        data = self._threshold_data
-        source = "no labels for thresholds"
+        data, source = self._threshold_data, "; no labels for thresholds"
         if data is not None:
-            source = (
-                f"thresholds from {len(data.u)} {'other' if data.apart else 'of the same'} ones"
-            )
+            kind = "other" if data.apart else "of the same"
+            source = f"; thresholds from {len(data.u)} {kind} ones"
+            if not self._model.labelled:  # of the same queries, or of others
+                source = f" without labels; thresholds from {len(data.u)} with labels"
         return {
-            "state": f"fitted on {self._model.n_calibration} queries; {source}",
+            "state": f"fitted on {self._model.n_calibration} queries{source}",
             "prior": ", ".join(self._model.statistics.names) or "none",
             "evidence": ", ".join(self._model.evidence),
             "rule": self.options.rule,

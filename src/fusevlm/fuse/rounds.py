@@ -275,6 +275,11 @@ class Rounds(Displayed):
         """The queries at each tier."""
         if isinstance(queries, Queries):
             return [at_tier(queries, tier) for tier in self.tiers]
+        if not all(isinstance(table, Queries) for table in queries):
+            raise InputError(
+                "expected a table of queries, Queries(ids, samples, wrong, prior={'s': s}), or one "
+                "for each tier."
+            )
         if len(queries) != len(self.tiers):
             raise InputError(f"{len(queries)} tables were given for {len(self.tiers)} tiers.")
         if any(list(table.ids) != list(queries[0].ids) for table in queries):

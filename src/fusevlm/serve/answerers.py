@@ -22,7 +22,6 @@ from fusevlm.store.runs import is_run
 from fusevlm.types import Generation, Query
 
 STEPS = (2, 4, 8, 12, 16, 24, 32, 48, 64)  # samples after which those who watch are told
-OF_PICTURES = "image"  # ends the name of a statistic or an input that a picture tells
 
 
 class Answerer(Protocol):
@@ -171,12 +170,6 @@ def private_names(answerer: Answerer) -> list[str]:
     model: Any = answerer.model
     base = getattr(getattr(model, "service", None), "base", "")
     return [name for name in (model.name, base) if name]
-
-
-def needs_pictures(fuse: Fuse) -> bool:
-    """Whether the fit rests on what a picture tells."""
-    names = (*fuse.model.statistics.names, *fuse.model.input_widths)
-    return any(name.endswith(OF_PICTURES) for name in names)
 
 
 def usual_samples(answerer: Answerer) -> int:

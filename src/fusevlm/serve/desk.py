@@ -23,15 +23,8 @@ from fusevlm.data.sampled import Sampled
 from fusevlm.errors import FuseError, InputError, library_quiet
 from fusevlm.meanings import best_sample, by_string
 from fusevlm.render.answer import ABSTAIN, Answer
-from fusevlm.scorer import Scorer, decide_again
-from fusevlm.serve.answerers import (
-    STEPS,
-    Answerer,
-    halted,
-    needs_pictures,
-    private_names,
-    usual_samples,
-)
+from fusevlm.scorer import Scorer, decide_again, needs_pictures
+from fusevlm.serve.answerers import STEPS, Answerer, halted, private_names, usual_samples
 from fusevlm.serve.batches import Batcher
 from fusevlm.serve.drift import DriftWatch
 from fusevlm.serve.faults import Fault

@@ -213,7 +213,8 @@ def _payload(source: Path, head: Mapping[str, Any], kind: str) -> bytes:
 
 def _incomplete(path: Path, kind: str) -> ArtefactError:
     return ArtefactError(
-        f"{path.parent} holds no complete {kind}: {path.name} is missing. Save it again."
+        f"{path.parent} holds no complete {kind}: {path.name} is missing. Is it the right folder? "
+        f"Else save it again."
     )
 
 
