@@ -497,6 +497,14 @@ def test_requests_under_way_may_hold_so_much_and_no_more(guarded):
     lives(client)
 
 
+def test_a_request_that_may_come_is_let_in_when_it_is_alone():
+    """--max-mb may be more than all requests together have as a rule."""
+    with served(None, limits=Limits(body_bytes=20_000, held_bytes=1000)) as (client, _):
+        assert client.post("/v1/score", json={"samples": ["a" * 1500]}).status_code == 200
+        reply = client.post("/v1/score", json={"samples": ["a" * 30_000]})
+        assert (reply.status_code, code(reply)) == (413, "too_large")
+
+
 def test_an_answer_that_takes_too_long_is_not_waited_for(assistant):
     gate = Gate(assistant)
     with served(gate, limits=Limits(seconds=0.3)) as (client, _):

@@ -171,7 +171,7 @@ class Guard:
             held[0] += len(some)
             if held[0] > limits.body_bytes:
                 raise too_large
-            if self._held > limits.held_bytes:
+            if self._held > max(limits.held_bytes, limits.body_bytes):  # one alone is let in
                 raise busy(1)
             found += some
             if not message.get("more_body", False):
