@@ -70,7 +70,7 @@ def test_pipes_devices_and_folders_are_no_pictures(tmp_path):
     for path in (tmp_path / "pipe.png", "/dev/zero", tmp_path):
         with pytest.raises(InputError, match=r"no regular file|directory"):
             load_image(path)
-    assert time.monotonic() - begun < 5
+    assert time.monotonic() - begun < 60  # a pipe would take for ever
     with pytest.raises(InputError, match="null byte"):
         load_image("a\0b.png")
 

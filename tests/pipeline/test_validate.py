@@ -16,7 +16,7 @@ from fusevlm.store import hold
 from fusevlm.testing import tiny_helpers
 from fusevlm.types import Query
 
-SECONDS = 10.0
+SECONDS = 60.0
 CONFIG = """
 [data]
 source = "files"

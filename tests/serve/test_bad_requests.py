@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 import httpx2
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import Image, ImageFile
 from pydantic import ValidationError
 from tests.serve.live import ASK, CLEAN, QUESTION, SHAPE, Gate, chat, code, data_url, noise, served
 
@@ -229,12 +229,12 @@ def test_no_address_is_ever_fetched(client):
 
 
 @pytest.mark.parametrize(("width", "height"), [(50_000, 50_000), (2000, 1000), (9000, 9000)])
-def test_a_bomb_is_measured_and_not_opened(guarded, width, height):
+def test_a_bomb_is_measured_and_not_opened(guarded, monkeypatch, width, height):
     client, _, _ = guarded
-    start = time.monotonic()
+    monkeypatch.setattr(ImageFile.ImageFile, "load", lambda _: pytest.fail("it was opened"))
     reply = client.post("/v1/ask", json={**ASK, "image": data_url(bomb(width, height))})
     assert (reply.status_code, code(reply)) == (413, "too_many_pixels")
-    assert time.monotonic() - start < 1.0
+    monkeypatch.undo()
     lives(client)
 
 
@@ -428,7 +428,7 @@ def test_a_slow_client_is_not_waited_for(guarded):
     lives(client)
 
 
-def ended(stream, seconds=5):
+def ended(stream, seconds=30):
     """All that comes until the server ends the connection; it does within seconds."""
     stream.settimeout(seconds)
     found, start = b"", time.monotonic()
@@ -528,7 +528,7 @@ def test_a_model_that_stands_still_does_not_keep_a_server_from_ending(assistant,
             own.sendall(request(client, ASK))
             assert gate.entered.acquire(timeout=20)
             start = time.monotonic()
-        assert time.monotonic() - start < 10  # the model would take a minute
+        assert time.monotonic() - start < 50  # the model would take a minute
         told = ended(own).decode()
         assert told.startswith("HTTP/1.1 503 ")
         assert '"code": "not_ready"' in told

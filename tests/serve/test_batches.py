@@ -66,11 +66,9 @@ def test_only_items_of_one_key_are_done_together_and_the_first_goes_first(work):
 
 
 def test_the_first_waits_a_moment_for_others(work):
-    found = batcher(work, linger=5.0, batch=3)
+    found = batcher(work, linger=600.0, batch=3)
     futures = [found.submit("a", k) for k in range(3)]  # full: nobody waits any longer
-    start = time.monotonic()
-    assert [one.result(10) for one in futures] == [0, 2, 4]
-    assert time.monotonic() - start < 4
+    assert [one.result(60) for one in futures] == [0, 2, 4]
     assert work.batches == [[0, 1, 2]]
     found.close()
 
