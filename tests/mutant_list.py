@@ -728,7 +728,7 @@ MUTANTS = [
            "len(queries.ids) != len(table.pop('query_id'))",
            "pipeline/test_score.py::test_scores_of_other_queries_are_refused"),
     Mutant("fitted on test queries too", "pipeline/table.py:Scored.known",
-           "self.table(needs, 0, size, config) if size else None", "self.whole(needs)",
+           "self.table(needs, 0, size, config)", "self.whole(needs)",
            "pipeline/test_score.py::test_no_fit_reads_a_test_label_or_a_test_query"),
     Mutant("thresholds from the tuning queries", "pipeline/methods.py:_values",
            "Values(u[tune][order], u[held], wrong[held], held is not tune, score_map, "
